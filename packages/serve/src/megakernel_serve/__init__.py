@@ -1,0 +1,7 @@
+"""OpenAI-compatible server and command line for single-kernel decoding."""
+
+from importlib.metadata import version as _version
+
+__all__ = ["__version__"]
+
+__version__ = _version("megakernel-serve")

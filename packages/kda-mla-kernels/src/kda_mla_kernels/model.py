@@ -237,9 +237,9 @@ class ModelPackage(Protocol):
         TPU). ``max_context=None`` takes the smaller of the config's limit and 4096.
 
         Raises:
-            kda_mla_kernels.checkpoint.CheckpointError: a file or tensor is missing, damaged or of
+            kda_mla_kernels.errors.CheckpointError: a file or tensor is missing, damaged or of
                 the wrong shape.
-            kda_mla_kernels.config.ConfigError: a config value is unknown, or the devices do not
+            kda_mla_kernels.errors.ConfigError: a config value is unknown, or the devices do not
                 divide the model; the message lists what would.
         """
         ...

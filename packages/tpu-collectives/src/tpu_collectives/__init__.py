@@ -2,6 +2,10 @@
 
 from importlib.metadata import version as _version
 
-__all__ = ["__version__"]
+from tpu_collectives.errors import TopologyError
+from tpu_collectives.places import Grid, Place
+from tpu_collectives.topology import GroupBy, Topology
+
+__all__ = ["Grid", "GroupBy", "Place", "Topology", "TopologyError", "__version__"]
 
 __version__ = _version("tpu-collectives")

@@ -1,0 +1,1 @@
+"""Quantised weights: their encodings, exact decoding, and dots that read them packed."""

@@ -86,7 +86,9 @@ class Sampling:
         return cls.of([SamplingParams()] * rows)
 
 
-def uniform(seed: jax.Array, position: jax.Array, salt: int = 0) -> jax.Array:
+def uniform(
+    seed: jax.Array | np.ndarray, position: jax.Array | np.ndarray, salt: int = 0
+) -> jax.Array:
     """Uniform numbers in [0, 1) that depend on seed, position and salt only.
 
     Args:

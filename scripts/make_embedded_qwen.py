@@ -12,16 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-from pydoc_data.topics import topics
+from megakernel_qwen.chat import template
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, trainers
 from tokenizers.models import BPE
-
-from megakernel_qwen.chat import template
 
 FOLDER = Path(__file__).parents[1] / "packages/megakernel-qwen/src/megakernel_qwen/embedded"
 SEED = 38
@@ -157,7 +156,7 @@ def tokenizer_config() -> dict[str, Any]:
 
 
 def corpus() -> list[str]:
-    """Python's own documentation, and the fixed texts of the chat template (often enough to count)."""
+    """Python's own documentation, and the template's fixed texts, often enough to count."""
     fixed = [template.TOOLS_HEADER, template.TOOLS_FOOTER, template.TOOL_INSTRUCTIONS]
     fixed += template.EFFORT_LINES.values()
     fixed += [f"{role}\n" for role in template.ROLES]

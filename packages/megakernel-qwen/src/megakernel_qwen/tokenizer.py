@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from kda_mla_kernels.errors import CheckpointError
+from tokenizers import Tokenizer
 
 __all__ = ["QwenTokenizer", "TextStream", "load_tokenizer"]
 

@@ -1,0 +1,6 @@
+"""The chat format of Qwen3.8: conversations to token ids, generated ids to events."""
+
+from megakernel_qwen.chat.format import QwenChatFormat
+from megakernel_qwen.chat.parser import QwenChatParser
+
+__all__ = ["QwenChatFormat", "QwenChatParser"]

@@ -1,0 +1,5 @@
+"""The command line. Its modules import jax only once the arguments are known to be good."""
+
+from megakernel_serve.cli.main import main
+
+__all__ = ["main"]

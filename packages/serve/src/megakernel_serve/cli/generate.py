@@ -1,0 +1,67 @@
+"""``megakernel generate``: continue a text on standard output."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from megakernel_serve.cli.main import UsageError
+
+if TYPE_CHECKING:
+    from megakernel_serve.cli.main import Invocation
+    from megakernel_serve.loading import LoadedModel
+
+DEFAULT_MAX_TOKENS = 200
+
+
+def run(invocation: Invocation) -> int:
+    """Runs the command."""
+    prompt = _prompt(invocation.arguments["prompt"])
+    from megakernel_serve.cli.terminal import status
+    from megakernel_serve.engine import Engine
+    from megakernel_serve.loading import choose, load
+
+    loaded = load(choose(invocation), invocation.settings, progress=status.is_terminal)
+    with Engine(loaded.model, max_waiting=1) as engine:
+        _generate(engine, loaded, prompt, invocation)
+    return 0
+
+
+def _prompt(given: str | None) -> str:
+    prompt = given
+    if prompt is None and not sys.stdin.isatty():
+        prompt = sys.stdin.read()
+    if not prompt:
+        raise UsageError("there is no prompt: give it as an argument or on standard input")
+    return prompt
+
+
+def _generate(engine, loaded: LoadedModel, prompt: str, invocation: Invocation) -> None:
+    from megakernel_serve.cli.terminal import figures, prefill_progress, sampling_params, status
+    from megakernel_serve.engine import Request
+    from megakernel_serve.text import TextAnswer
+
+    model, settings = loaded.model, invocation.settings
+    ids = tuple(model.tokenizer.encode(prompt).ids)
+    room = model.info.max_context - len(ids)
+    # With no room left the request is submitted all the same: the engine says why it cannot be.
+    request = Request(
+        ids,
+        settings.max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room)),
+        sampling_params(settings, model.generation),
+    )
+    answer, finish, handle = TextAnswer(model.tokenizer), None, engine.submit(request)
+    print(prompt, end="", flush=True)
+    with prefill_progress(len(ids), model.info.max_chunk) as bar:
+        task = bar.add_task("", total=len(ids)) if bar else None
+        for delta in handle:
+            if bar and task is not None:
+                bar.update(task, completed=delta.prefilled)
+                if delta.prefilled == len(ids):
+                    bar.stop()
+                    bar = None
+            print("".join(answer.push(delta.token_ids)), end="", flush=True)
+            finish = delta.finish
+    assert finish is not None  # the last delta carries it
+    print("".join(answer.finish(finish.reason)), flush=True)
+    status.print(figures(len(ids), answer.tokens + (finish.stop_id is not None), finish))

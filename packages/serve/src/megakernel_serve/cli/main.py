@@ -1,0 +1,91 @@
+"""Entry point: arguments and settings first, then the command, then the exit code.
+
+Exit codes: 0 success, 1 failure while running, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megakernel_serve.cli.arguments import build_parser
+from megakernel_serve.settings import Layers, Settings, SettingsError
+
+__all__ = ["Invocation", "UsageError", "main"]
+
+FAILURE, USAGE, INTERRUPTED = 1, 2, 130
+
+
+class UsageError(ValueError):
+    """The command line asks for something that makes no sense."""
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """A parsed command line."""
+
+    command: str
+    family: str | None
+    settings: Settings
+    layers: Layers
+    arguments: dict[str, Any]
+    """What is not a setting: ``prompt``, ``serve``."""
+    debug: bool = False
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    debug = False
+    try:
+        invocation = _invocation(argv)
+        debug = invocation.debug
+        logging.basicConfig(
+            level=logging.DEBUG if debug else logging.ERROR + 1, format="%(name)s: %(message)s"
+        )
+        run = importlib.import_module(f"megakernel_serve.cli.{invocation.command}").run
+        return run(invocation)
+    except SystemExit as stop:  # argparse
+        return stop.code if isinstance(stop.code, int) else USAGE
+    except (SettingsError, UsageError) as error:
+        return _complain(error, USAGE)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone, which is its right
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILURE
+    except Exception as error:
+        if debug:
+            raise
+        return _complain(error, FAILURE)
+
+
+def _invocation(argv: Sequence[str] | None) -> Invocation:
+    given = vars(build_parser().parse_args(argv))
+    command = given.pop("command")
+    debug = given.pop("debug", False)
+    config = given.pop("config", None)
+    arguments = {name: given.pop(name, None) for name in ("prompt", "serve")}
+    if (checkpoint := given.pop("checkpoint", None)) is not None:
+        if "model" in given:
+            raise UsageError("give the model once: as MODEL or with --model")
+        given["model"] = checkpoint
+    layers = Layers.read(given, dict(os.environ), Path.cwd(), Path(config) if config else None)
+    for name, value in layers.dotenv.items():  # HF_HOME and the like, for the libraries below
+        os.environ.setdefault(name, value)
+    settings = layers.resolve()
+    family = None
+    if command not in ("generate", "chat", "serve", "info"):
+        command, family = "family", command
+    return Invocation(command, family, settings, layers, arguments, debug)
+
+
+def _complain(error: Exception, code: int) -> int:
+    text = " ".join(str(error).split()) or type(error).__name__
+    print(f"megakernel: error: {text}", file=sys.stderr)
+    return code

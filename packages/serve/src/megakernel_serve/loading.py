@@ -1,0 +1,186 @@
+"""From settings to a loaded model: which checkpoint, which package, which devices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+from kda_mla_kernels.chat import ChatFormat
+from kda_mla_kernels.errors import CheckpointError, ConfigError
+from kda_mla_kernels.model import (
+    Model,
+    ModelPackage,
+    find_package,
+    package_for_model_type,
+    packages,
+)
+
+from megakernel_serve.settings import Layers, Settings
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["Choice", "LoadedModel", "choose", "load"]
+
+PREFERRED_FAMILY = "qwen"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to load with which package."""
+
+    package: ModelPackage
+    checkpoint: str | Path
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model, and how to talk to it."""
+
+    model: Model
+    chat_format: ChatFormat | None
+    """None if neither the package nor the settings have one."""
+
+
+class _Asked(Protocol):
+    """The part of a command line that says what to load."""
+
+    @property
+    def family(self) -> str | None: ...
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def layers(self) -> Layers: ...
+
+
+def choose(asked: _Asked) -> Choice:
+    """Decides what to load, without loading it.
+
+    A family's own command takes ``--model``, else ``{PREFIX}_CHECKPOINT``, else the other places
+    of ``model``, else the family's main repository. All other commands take ``model``, else the
+    small checkpoint that ships with the preferred (or only) installed package.
+
+    Raises:
+        LookupError: no package fits.
+        CheckpointError: the checkpoint's ``config.json`` cannot be read.
+    """
+    settings, layers = asked.settings, asked.layers
+    if asked.family is not None:
+        return _choose_of_family(find_package(asked.family), settings, layers)
+    if settings.model is None:
+        package = find_package(_default_family())
+        return Choice(package, package.embedded_checkpoint())
+    package = _package_of(settings.model, settings.revision)
+    return Choice(package, settings.model, _revision(package, settings, layers))
+
+
+def load(choice: Choice, settings: Settings, *, progress: bool = False) -> LoadedModel:
+    """Loads the model and its chat format.
+
+    Raises:
+        CheckpointError, ConfigError: see :meth:`kda_mla_kernels.model.ModelPackage.load`.
+    """
+    devices = _devices(settings.devices) if settings.devices is not None else None
+    model = choice.package.load(
+        choice.checkpoint,
+        revision=choice.revision,
+        devices=devices,
+        backend=settings.backend,  # type: ignore[arg-type]  # the settings table has checked it
+        numerics=settings.numerics,  # type: ignore[arg-type]
+        max_rows=settings.rows,
+        max_context=settings.context,
+        progress=progress,
+    )
+    chat_format: ChatFormat | None = getattr(model, "chat_format", None)
+    if settings.chat_template is not None:
+        from megakernel_serve.chat_template import template_format
+
+        chat_format = template_format(
+            settings.chat_template, model, choice.checkpoint, choice.revision
+        )
+    return LoadedModel(model, chat_format)
+
+
+def _choose_of_family(package: ModelPackage, settings: Settings, layers: Layers) -> Choice:
+    checkpoint: str | None = settings.model
+    own = layers.find_variable(f"{package.variable_prefix}_CHECKPOINT")
+    if own is not None and "model" not in layers.flags:
+        checkpoint = own[0]
+    return Choice(package, checkpoint or package.default_repo, _revision(package, settings, layers))
+
+
+def _revision(package: ModelPackage, settings: Settings, layers: Layers) -> str | None:
+    own = layers.find_variable(f"{package.variable_prefix}_CHECKPOINT_REVISION")
+    return own[0] if own is not None and "revision" not in layers.flags else settings.revision
+
+
+def _default_family() -> str:
+    installed = sorted(packages())
+    if not installed:
+        raise LookupError(
+            "no model package is installed; try: pip install 'megakernel-serve[qwen]'"
+        )
+    return PREFERRED_FAMILY if PREFERRED_FAMILY in installed else installed[0]
+
+
+def _package_of(checkpoint: str, revision: str | None) -> ModelPackage:
+    folder = Path(checkpoint)
+    if not folder.is_dir():
+        for family in packages():
+            if (package := find_package(family)).default_repo == checkpoint:
+                return package
+    config = _read_config(file_of(checkpoint, "config.json", revision))
+    return package_for_model_type(str(config.get("model_type")))
+
+
+def _read_config(path: Path | None) -> Mapping[str, Any]:
+    if path is None:
+        raise CheckpointError("the checkpoint has no config.json")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise CheckpointError(f"{path} is not valid JSON") from None
+
+
+def file_of(checkpoint: str | Path, name: str, revision: str | None) -> Path | None:
+    """One file of a checkpoint folder, or of a repository (fetched if need be); None if absent.
+
+    Raises:
+        CheckpointError: there is no such folder or repository, or it cannot be reached.
+    """
+    folder = Path(checkpoint)
+    if folder.is_dir():
+        return folder / name if (folder / name).is_file() else None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(str(checkpoint), name, revision=revision))
+    except LocalEntryNotFoundError:
+        pass  # a kind of EntryNotFoundError, but about the network
+    except EntryNotFoundError:
+        return None
+    except Exception as error:  # the library raises many kinds for names, access and network
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"cannot open {str(checkpoint)!r}: {reason}") from None
+    raise CheckpointError(
+        f"{str(checkpoint)!r} is not a folder, and as a repository it can neither be reached nor"
+        " found in the local cache"
+    )
+
+
+def _devices(count: int) -> Sequence[jax.Device]:
+    """The first ``count`` devices; a CPU is divided into virtual ones if jax has not started."""
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        pass  # jax runs already; what it has is checked below
+    found = jax.devices()
+    if len(found) < count:
+        raise ConfigError(f"--devices {count} asks for more than the {len(found)} that exist")
+    return found[:count]

@@ -1,0 +1,7 @@
+"""From generated token ids to text that may be shown: whole code points, cut at stop strings."""
+
+from megakernel_serve.text.answer import ChatAnswer, TextAnswer
+from megakernel_serve.text.detokenizer import Detokenizer
+from megakernel_serve.text.stop_strings import StopScanner
+
+__all__ = ["ChatAnswer", "Detokenizer", "StopScanner", "TextAnswer"]

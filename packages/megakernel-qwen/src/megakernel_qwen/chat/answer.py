@@ -68,7 +68,7 @@ class AnswerReader:
     def finish(self, complete: bool) -> None:
         """Flushes at the end. ``complete`` closes an unfinished call instead of leaving it open."""
         self._settle(complete)
-        if not self._calls:
+        if not self._calls and not self._region:
             self._emit_content("".join(self._space))
         self._space.clear()
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kda_mla_kernels.chat import ChatOptions, Message, Rendered
 
+from megakernel_qwen.chat.dialect import QWEN3_8, Dialect
 from megakernel_qwen.chat.markers import Markers
 from megakernel_qwen.chat.messages import Call, Turn, last_query, read_messages
 from megakernel_qwen.chat.parser import QwenChatParser
@@ -26,6 +28,10 @@ class QwenChatFormat:
     ``"required"`` or a named function ends the prompt inside a call and turns thinking off;
     ``"none"`` leaves the tools out of the prompt, and no call is reported.
 
+    Args:
+        tokenizer: the checkpoint's tokenizer.
+        dialect: the generation's defaults, see :func:`megakernel_qwen.chat.read_dialect`.
+
     Raises:
         CheckpointError: the tokenizer lacks a control token of the format.
     """
@@ -33,8 +39,9 @@ class QwenChatFormat:
     stop_ids: frozenset[int]
     """End of turn and end of text."""
 
-    def __init__(self, tokenizer: QwenTokenizer) -> None:
+    def __init__(self, tokenizer: QwenTokenizer, dialect: Dialect = QWEN3_8) -> None:
         self._tokenizer = tokenizer
+        self._dialect = dialect
         self._markers = Markers.of(tokenizer)
         self.stop_ids = frozenset({self._markers.turn_end, self._markers.end_of_text})
 
@@ -44,7 +51,7 @@ class QwenChatFormat:
         Raises:
             ChatError: the conversation or an option cannot be expressed; ``param`` names it.
         """
-        settings = resolve(options)
+        settings = resolve(options, self._dialect)
         turns = read_messages(messages)
         query = last_query(turns)
         prompt = PromptBuilder(self._tokenizer, self._markers)
@@ -62,7 +69,8 @@ class QwenChatFormat:
 
     def parser(self, rendered: Rendered) -> QwenChatParser:
         """A parser for one answer to ``rendered``."""
-        settings = resolve(rendered.options)
+        settings = resolve(rendered.options, self._dialect)
+        settings = replace(settings, thinking=rendered.thinking)
         return QwenChatParser(self._tokenizer, self._markers, settings)
 
 

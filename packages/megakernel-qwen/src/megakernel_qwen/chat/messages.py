@@ -92,6 +92,9 @@ def _text(content: Any, where: str) -> str:
         raise ChatError(f"{where} must be text, null or a list of text parts", where)
     pieces: list[str] = []
     for place, part in enumerate(content):
+        if isinstance(part, str):
+            pieces.append(part)
+            continue
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text":
             raise ChatError(

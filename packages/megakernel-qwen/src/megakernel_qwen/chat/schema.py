@@ -73,7 +73,9 @@ def json_value(text: str, types: frozenset[str]) -> str:
         if _allowed(value, types):
             if isinstance(value, float) and "number" not in types:
                 value = int(value)
-            return json.dumps(value, ensure_ascii=False, allow_nan=False)
+            found = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            # An escaped lone surrogate must stay escaped: nothing could encode the character.
+            return found if _encodable(found) else json.dumps(value)
     except (ValueError, RecursionError):
         pass
     return json.dumps(text, ensure_ascii=False)
@@ -90,6 +92,14 @@ def _json_spelling(text: str, types: frozenset[str]) -> str:
     if "boolean" in types and lower in ("true", "false"):
         return lower
     return "null" if "null" in types and lower in ("null", "none") else text
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _type_of(value: Any) -> str:

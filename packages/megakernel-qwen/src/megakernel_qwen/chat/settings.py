@@ -8,6 +8,7 @@ from typing import Any
 
 from kda_mla_kernels.chat import ChatError, ChatOptions
 
+from megakernel_qwen.chat.dialect import Dialect
 from megakernel_qwen.chat.template import EFFORT_LINES
 
 __all__ = ["Settings", "resolve"]
@@ -36,18 +37,13 @@ class Settings:
     forced_call: str
     """The start of a function block that the prompt already holds; empty if no call is forced."""
 
-    @property
-    def tool_names(self) -> frozenset[str]:
-        """Names of the functions that may be called."""
-        return frozenset(tool["function"]["name"] for tool in self.tools)
 
-
-def resolve(options: ChatOptions) -> Settings:
+def resolve(options: ChatOptions, dialect: Dialect) -> Settings:
     """Applies defaults, aliases and template arguments.
 
-    A field of the request wins over the template argument of the same meaning. Thinking is on
-    unless it is switched off, the effort is ``none``, or a call is forced: the prompt then ends
-    inside the call, which leaves no place to think.
+    A field of the request wins over the template argument of the same meaning. A thinking switch
+    wins over the effort; an effort switches thinking on, ``none`` off. A forced call switches it
+    off: the prompt then ends inside the call, which leaves no place to think.
 
     Raises:
         ChatError: a value that this format does not know, or a combination that it cannot express.
@@ -56,13 +52,13 @@ def resolve(options: ChatOptions) -> Settings:
     declared = _checked_tools(options.tools)
     forced_call = _forced_call(options.tool_choice, declared)
     effort = _either(options.effort, options.template_arguments, "reasoning_effort")
-    thinking = _thinking(options, effort, bool(forced_call))
+    thinking = _thinking(options, effort, bool(forced_call), dialect.thinks_by_default)
     preserve = _flag(options.preserve_thinking, options.template_arguments, "preserve_thinking")
     line = EFFORT_LINES[_level(effort)]
     return Settings(
         thinking=thinking,
-        effort_line=line if thinking else "",
-        preserve_thinking=True if preserve is None else preserve,
+        effort_line=line if thinking and dialect.effort_lines else "",
+        preserve_thinking=dialect.keeps_reasoning if preserve is None else preserve,
         tools=() if options.tool_choice == "none" else declared,
         forced_call=forced_call,
     )
@@ -90,7 +86,7 @@ def _level(effort: Any) -> str:
     return _EFFORTS[effort]
 
 
-def _thinking(options: ChatOptions, effort: Any, forced: bool) -> bool:
+def _thinking(options: ChatOptions, effort: Any, forced: bool, default: bool) -> bool:
     asked = options.thinking
     for name in ("enable_thinking", "thinking"):
         asked = _flag(asked, options.template_arguments, name)
@@ -102,7 +98,7 @@ def _thinking(options: ChatOptions, effort: Any, forced: bool) -> bool:
             " 'auto'",
             "tool_choice",
         )
-    return not forced if asked is None else asked
+    return (default and not forced) if asked is None else asked
 
 
 def _check_response_format(response_format: Mapping[str, Any] | None) -> None:

@@ -1,0 +1,72 @@
+"""A small rank table, trained here, and the control tokens of the real vocabulary."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from megakernel_kimi.tokenizer import KimiTokenizer
+from megakernel_kimi.tokenizer.convert import SPLIT
+from tokenizers import Regex, pre_tokenizers
+
+CORPUS = """
+The quick brown fox jumps over the lazy dog. It's what they'll do; we've seen that, haven't we?
+A message, a response and a thought: think, message, response, role, user, assistant, system, tools.
+Messages and responses are thought of as calls, with an argument of type string and an index.
+THE WEATHER IN PARIS ISN'T GOOD. I'D SAY THEY'RE RIGHT. camelCase, PascalCase, snake_case, HTTP
+def weather(city: str, days: int = 3) -> dict:\n    return {"city": city, "days": days}\n\n
+    for i in range(10):\n        print(i, i * 2, 1234567, 3.14159)\n\n\n
+Der schnelle Fuchs springt über den faulen Hund. Grüße aus München und Zürich, größer als größte.
+Le renard rapide saute par-dessus le chien paresseux. L'été, c'était déjà très agréable à Orléans.
+Быстрая лиса прыгает через ленивую собаку. Погода в Париже сегодня хорошая, а завтра плохая.
+敏捷的棕色狐狸跳过了懒狗。今天巴黎的天气很好,明天的天气不好。中文和English混合。
+素早い茶色の狐はのろまな犬を飛び越える。今日のパリの天気はとても良いです。カタカナとひらがな。
+الثعلب البني السريع يقفز فوق الكلب الكسول. الطقس في باريس جيد اليوم.
+तेज़ भूरी लोमड़ी आलसी कुत्ते के ऊपर कूदती है। आज पेरिस में मौसम अच्छा है।
+빠른 갈색 여우가 게으른 개를 뛰어넘습니다. 오늘 파리의 날씨는 좋습니다.
+😀😃😄 🎉🎉 👩‍👩‍👧‍👦 🇫🇷🇩🇪 <|open|> <|close|> </think> ="value" &amp; &quot;
+{"a": [1, 2, 3], "b": null}
+"""
+
+SPECIALS = ("[BOS]", "[EOS]", "<|end_of_msg|>", "<|open|>", "<|close|>", "<|sep|>")
+
+
+def train_ranks(merges=700):
+    """Ranks of a byte-pair encoding: 256 bytes, then one token per merge, then two oddities."""
+    split = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
+    words = Counter(piece for piece, _ in split.pre_tokenize_str(CORPUS))
+    pieces = {word: [bytes([byte]) for byte in word.encode()] for word in words}
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    while len(ranks) < 256 + merges:
+        pairs = Counter()
+        for word, parts in pieces.items():
+            for pair in pairwise(parts):
+                pairs[pair] += words[word]
+        left, right = max(pairs, key=lambda pair: (pairs[pair], pair))
+        ranks[left + right] = len(ranks)
+        for parts in pieces.values():
+            at = 0
+            # Leftmost first, as encoding does, or a token such as three line breaks would be
+            # built from another pair than the one that encoding meets.
+            while at < len(parts) - 1:
+                if parts[at : at + 2] == [left, right]:
+                    parts[at : at + 2] = [left + right]
+                at += 1
+    # A hole of three ids, and a token that no merge reaches.
+    ranks[b"zqxj"] = len(ranks) + 3
+    return ranks
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    return train_ranks()
+
+
+@pytest.fixture(scope="session")
+def specials(ranks):
+    first = max(ranks.values()) + 1
+    return {first + i: name for i, name in enumerate(SPECIALS)} | {first + 254: "[UNK]"}
+
+
+@pytest.fixture(scope="session")
+def tokenizer(ranks, specials):
+    return KimiTokenizer(ranks, specials)

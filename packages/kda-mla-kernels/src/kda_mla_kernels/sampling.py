@@ -4,6 +4,7 @@ Filters apply in the order temperature, top-k, top-p, min-p, each on the distrib
 before left, renormalised. Ties are cut in favour of the lowest id, so the kept set has a definite
 size. A row's choice is a function of its logits, its parameters, its seed and the position of the
 token that is chosen: never of its neighbours, and the same on every host.
+All functions are compiled, once per shape, so they can be called outside of other programs.
 
 Letters: R rows, V vocabulary.
 """
@@ -52,6 +53,15 @@ class SamplingParams:
             raise ValueError(f"min_p must lie in [0, 1], not {self.min_p}")
 
 
+MOST_KEPT = 2**31 - 1
+COLDEST, HOTTEST = 2.0**-100, 2.0**100
+"""Temperatures beyond these choose as these do, but their reciprocals leave the f32 range."""
+
+
+def _f32_temperature(temperature: float) -> float:
+    return min(max(temperature, COLDEST), HOTTEST) if temperature > 0 else 0.0
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Sampling:
@@ -73,8 +83,8 @@ class Sampling:
         """Stacks one request's parameters per row."""
         words = [(row.seed >> 32 & 0xFFFFFFFF, row.seed & 0xFFFFFFFF) for row in rows]
         return cls(
-            temperature=np.array([row.temperature for row in rows], np.float32),
-            top_k=np.array([row.top_k for row in rows], np.int32),
+            temperature=np.array([_f32_temperature(row.temperature) for row in rows], np.float32),
+            top_k=np.array([min(row.top_k, MOST_KEPT) for row in rows], np.int32),
             top_p=np.array([row.top_p for row in rows], np.float32),
             min_p=np.array([row.min_p for row in rows], np.float32),
             seed=np.array(words, np.uint32).reshape(len(rows), 2),
@@ -86,6 +96,7 @@ class Sampling:
         return cls.of([SamplingParams()] * rows)
 
 
+@jax.jit
 def uniform(
     seed: jax.Array | np.ndarray, position: jax.Array | np.ndarray, salt: int = 0
 ) -> jax.Array:
@@ -110,19 +121,24 @@ def _ranked(logits: jax.Array, sampling: Sampling) -> tuple[jax.Array, jax.Array
     greedy = sampling.temperature == 0
     temperature = jnp.where(greedy, 1.0, sampling.temperature)[:, None]
     order = jnp.argsort(-logits, axis=-1, stable=True)
-    ranked = jnp.take_along_axis(logits, order, axis=-1) / temperature
+    ranked = jnp.take_along_axis(logits, order, axis=-1)
+    # Differences to the best are divided, not logits: a small temperature would make them infinite.
+    ranked = (ranked - ranked[:, :1]) / temperature
     place = jnp.arange(logits.shape[-1])[None, :]
 
     top_k = jnp.where(greedy, 1, jnp.where(sampling.top_k > 0, sampling.top_k, logits.shape[-1]))
     keep = place < top_k[:, None]
     p = jax.nn.softmax(jnp.where(keep, ranked, -jnp.inf), axis=-1)
     before = jnp.cumsum(p, axis=-1) - p
-    keep &= (before < sampling.top_p[:, None]) | (place == 0)
+    # Rounding lets the sum reach 1 early, where top_p = 1 must keep all.
+    top_p = sampling.top_p[:, None]
+    keep &= (before < top_p) | (top_p >= 1) | (place == 0)
     p = jnp.where(keep, p, 0.0)
     p = jnp.where(p >= sampling.min_p[:, None] * p[:, :1], p, 0.0)
     return order, p / jnp.sum(p, axis=-1, keepdims=True)
 
 
+@jax.jit
 def probabilities(logits: jax.Array, sampling: Sampling) -> jax.Array:
     """The distribution that :func:`sample` draws from.
 
@@ -137,6 +153,7 @@ def probabilities(logits: jax.Array, sampling: Sampling) -> jax.Array:
     return jnp.zeros_like(ranked).at[rows, order].set(ranked)
 
 
+@jax.jit
 def sample(logits: jax.Array, sampling: Sampling, positions: jax.Array) -> jax.Array:
     """Chooses one token per row.
 

@@ -23,7 +23,8 @@ class AnswerReader:
     one that names a declared tool is, because an answer may well quote the syntax. Where no tool is
     declared, blocks inside a region are read and not reported.
 
-    White space is held until it is known not to stand next to a call, where it is dropped.
+    White space is held until it is known not to stand before a call, where it is dropped; after a
+    call it only counts between two pieces of content.
 
     Args:
         schemas: parameter types of the declared tools, by name.
@@ -40,6 +41,7 @@ class AnswerReader:
         self._space: list[str] = []
         self._leading_breaks = 0
         self._has_content = False
+        self._seen_call = False
 
     def after_reasoning(self) -> None:
         """The end marker of the reasoning came: the blank line after it is no content."""
@@ -49,7 +51,7 @@ class AnswerReader:
     def open_region(self) -> None:
         """The marker that opens a tool call came."""
         self._settle(complete=True)
-        self._space.clear()
+        self._expect_call()
         self._region = True
 
     def close_region(self) -> None:
@@ -68,7 +70,7 @@ class AnswerReader:
     def finish(self, complete: bool) -> None:
         """Flushes at the end. ``complete`` closes an unfinished call instead of leaving it open."""
         self._settle(complete)
-        if not self._calls and not self._region:
+        if not self._seen_call:
             self._emit_content("".join(self._space))
         self._space.clear()
 
@@ -128,6 +130,8 @@ class AnswerReader:
         while self._leading_breaks and text.startswith("\n"):
             text = text[1:]
             self._leading_breaks -= 1
+        if self._seen_call and not self._has_content:
+            text = text.lstrip()
         if not text:
             return
         self._leading_breaks = 0
@@ -142,8 +146,12 @@ class AnswerReader:
             self._has_content = True
             self._events.append(ContentText(text))
 
-    def _start_function(self, name: str) -> None:
+    def _expect_call(self) -> None:
         self._space.clear()
+        self._seen_call = True
+
+    def _start_function(self, name: str) -> None:
+        self._expect_call()
         self._leading_breaks = 0
         self._function = FunctionReader(self._schemas.get(name, _NO_SCHEMA))
         if self._schemas:

@@ -49,10 +49,11 @@ class QwenTokenizer:
 
     def __init__(self, description: str, source: str = "tokenizer.json") -> None:
         fields = _parse(description, source)
-        self.tokenizer = _build(fields, source)
+        self.tokenizer = _build(description, source)
         # Only tokens marked "special" can be switched off by a flag, and the markers of thinking
         # and tool calls are not: the text side drops the whole list.
-        self._text = _build({**fields, "added_tokens": [], "post_processor": None}, source)
+        text_only = {**fields, "added_tokens": [], "post_processor": None}
+        self._text = _build(json.dumps(text_only), source)
         added = self.tokenizer.get_added_tokens_decoder()
         self.control_ids = frozenset(added)
         self._bytes = {
@@ -140,8 +141,8 @@ def _parse(description: str, source: str) -> dict[str, Any]:
     return fields
 
 
-def _build(fields: dict[str, Any], source: str) -> Tokenizer:
+def _build(description: str, source: str) -> Tokenizer:
     try:
-        return Tokenizer.from_str(json.dumps(fields))
+        return Tokenizer.from_str(description)
     except Exception as error:  # the binding raises plain Exception
         raise CheckpointError(f"{source} is not a valid tokenizer: {error}") from error

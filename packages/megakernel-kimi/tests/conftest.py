@@ -24,6 +24,7 @@ Le renard rapide saute par-dessus le chien paresseux. L'été, c'était déjà t
 तेज़ भूरी लोमड़ी आलसी कुत्ते के ऊपर कूदती है। आज पेरिस में मौसम अच्छा है।
 빠른 갈색 여우가 게으른 개를 뛰어넘습니다. 오늘 파리의 날씨는 좋습니다.
 😀😃😄 🎉🎉 👩‍👩‍👧‍👦 🇫🇷🇩🇪 <|open|> <|close|> </think> ="value" &amp; &quot;
+a="<x" b="<y" c="<z" d="<x" e="<y" f="<z"
 {"a": [1, 2, 3], "b": null}
 """
 

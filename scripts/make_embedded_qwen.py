@@ -159,7 +159,7 @@ def corpus() -> list[str]:
     """Python's own documentation, and the template's fixed texts, often enough to count."""
     fixed = [template.TOOLS_HEADER, template.TOOLS_FOOTER, template.TOOL_INSTRUCTIONS]
     fixed += template.EFFORT_LINES.values()
-    fixed += [f"{role}\n" for role in template.ROLES]
+    fixed += [f"{role}\n" for role in ("system", "user", "assistant")]
     documentation = [topics[name] for name in sorted(topics)]
     return [*documentation, *fixed * 100]
 

@@ -5,6 +5,7 @@ import json
 import pytest
 from kda_mla_kernels.chat import CallArguments, CallEnd, CallStart, ChatOptions, ContentText
 from megakernel_qwen.chat import QwenChatFormat
+from megakernel_qwen.chat.answer import AnswerReader
 from megakernel_qwen.chat.schema import SchemaTypes
 from megakernel_qwen.embedded import folder
 from megakernel_qwen.tokenizer import load_tokenizer
@@ -183,6 +184,16 @@ def test_a_second_tool_call_ends_an_unfinished_one():
 def test_outside_a_tool_call_only_declared_functions_are_calls():
     text = "Use <function=other>\n</function> and <function=g>\n</function> ok"
     assert calls(text) == ([("g", "{}")], "Use <function=other>\n</function> and ok")
+
+
+def test_text_that_arrives_in_one_piece_is_read_like_text_in_many():
+    events = []
+    reader = AnswerReader({"g": SchemaTypes({})}, events)
+    reader.push("Use <function=other>\n</function> and <function=g></function>")
+    reader.finish(complete=True)
+    text = "".join(event.text for event in events if isinstance(event, ContentText))
+    assert text == "Use <function=other>\n</function> and"
+    assert [event.name for event in events if isinstance(event, CallStart)] == ["g"]
 
 
 def test_inside_a_tool_call_any_name_is_a_call():

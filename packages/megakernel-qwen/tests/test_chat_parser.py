@@ -12,6 +12,7 @@ from kda_mla_kernels.chat import (
     ChatOptions,
     ContentText,
     ReasoningText,
+    Rendered,
 )
 from megakernel_qwen.chat import QwenChatFormat
 from megakernel_qwen.embedded import folder
@@ -91,6 +92,11 @@ def test_only_the_breaks_of_the_format_are_dropped():
 def test_without_thinking_everything_is_content_and_its_first_space_stays():
     assert answer(" Hello\n", thinking=False) == [ContentText(" Hello\n")]
     assert answer("\n\nHello", thinking=False) == [ContentText("\n\nHello")]
+
+
+def test_the_prompt_says_where_the_answer_starts():
+    prompt = Rendered((1,), thinking=False, options=ChatOptions())
+    assert FORMAT.parser(prompt).push(ids("Hello")) == [ContentText("Hello")]
 
 
 def test_reasoning_that_never_ends_stays_reasoning():

@@ -2,14 +2,10 @@
 
 __all__ = [
     "EFFORT_LINES",
-    "ROLES",
     "TOOLS_FOOTER",
     "TOOLS_HEADER",
     "TOOL_INSTRUCTIONS",
 ]
-
-ROLES = ("system", "user", "assistant")
-"""Roles that open a turn; tool results stand in a user turn."""
 
 EFFORT_LINES = {
     "low": (

@@ -97,7 +97,7 @@ class AnswerReader:
     def _read_opening(self) -> bool:
         match = _OPENING.match(self._buffer)
         name = match[1].strip() if match else ""
-        if match and name and (self._region or name in self._schemas):
+        if match and name and (self._region or match[1] in self._schemas):
             self._take(match.end())
             self._start_function(name)
         elif match or not self._may_open():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 import jax
 from kda_mla_kernels.chat import ChatFormat
@@ -19,10 +19,8 @@ from kda_mla_kernels.model import (
     packages,
 )
 
+from megakernel_serve.files import read_json
 from megakernel_serve.settings import Layers, Settings
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Choice", "LoadedModel", "choose", "load"]
 
@@ -134,52 +132,16 @@ def _package_of(checkpoint: str, revision: str | None) -> ModelPackage:
         for family in packages():
             if (package := find_package(family)).default_repo == checkpoint:
                 return package
-    config = _read_config(file_of(checkpoint, "config.json", revision))
+    config = read_json(checkpoint, "config.json", revision)
+    if config is None:
+        raise CheckpointError(f"{checkpoint} has no config.json")
     return package_for_model_type(str(config.get("model_type")))
-
-
-def _read_config(path: Path | None) -> Mapping[str, Any]:
-    if path is None:
-        raise CheckpointError("the checkpoint has no config.json")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise CheckpointError(f"{path} is not valid JSON") from None
-
-
-def file_of(checkpoint: str | Path, name: str, revision: str | None) -> Path | None:
-    """One file of a checkpoint folder, or of a repository (fetched if need be); None if absent.
-
-    Raises:
-        CheckpointError: there is no such folder or repository, or it cannot be reached.
-    """
-    folder = Path(checkpoint)
-    if folder.is_dir():
-        return folder / name if (folder / name).is_file() else None
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
-    try:
-        return Path(hf_hub_download(str(checkpoint), name, revision=revision))
-    except LocalEntryNotFoundError:
-        pass  # a kind of EntryNotFoundError, but about the network
-    except EntryNotFoundError:
-        return None
-    except Exception as error:  # the library raises many kinds for names, access and network
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"cannot open {str(checkpoint)!r}: {reason}") from None
-    raise CheckpointError(
-        f"{str(checkpoint)!r} is not a folder, and as a repository it can neither be reached nor"
-        " found in the local cache"
-    )
 
 
 def _devices(count: int) -> Sequence[jax.Device]:
     """The first ``count`` devices; a CPU is divided into virtual ones if jax has not started."""
-    try:
+    with contextlib.suppress(RuntimeError):  # jax runs already; what it has is checked below
         jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:
-        pass  # jax runs already; what it has is checked below
     found = jax.devices()
     if len(found) < count:
         raise ConfigError(f"--devices {count} asks for more than the {len(found)} that exist")

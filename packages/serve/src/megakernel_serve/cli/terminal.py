@@ -1,4 +1,4 @@
-"""What the terminal commands share: where to write, sampling from settings, one answer's figures."""
+"""What the terminal commands share: where to write, how to sample, an answer's figures."""
 
 from __future__ import annotations
 

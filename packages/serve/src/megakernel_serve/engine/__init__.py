@@ -4,12 +4,13 @@ from megakernel_serve.engine.delivery import Delta, Finish, FinishReason, Timing
 from megakernel_serve.engine.engine import Engine, EngineStatus
 from megakernel_serve.engine.errors import (
     ContextLengthError,
-    EngineBusy,
+    EngineBusyError,
     EngineError,
-    EngineFailed,
-    EngineStopped,
-    NonFiniteLogits,
-    RequestFailed,
+    EngineFailedError,
+    EngineStoppedError,
+    NonFiniteLogitsError,
+    RequestFailedError,
+    TokenIdError,
 )
 from megakernel_serve.engine.request import Request, RequestHandle, Result
 
@@ -17,17 +18,18 @@ __all__ = [
     "ContextLengthError",
     "Delta",
     "Engine",
-    "EngineBusy",
+    "EngineBusyError",
     "EngineError",
-    "EngineFailed",
+    "EngineFailedError",
     "EngineStatus",
-    "EngineStopped",
+    "EngineStoppedError",
     "Finish",
     "FinishReason",
-    "NonFiniteLogits",
+    "NonFiniteLogitsError",
     "Request",
-    "RequestFailed",
+    "RequestFailedError",
     "RequestHandle",
     "Result",
     "Timing",
+    "TokenIdError",
 ]

@@ -11,6 +11,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 __all__ = ["Delivery", "Delta", "Finish", "FinishReason", "Timing"]
@@ -66,7 +67,7 @@ class Delivery:
         self._fresh = False
         self._finish: Finish | None = None
         self._error: Exception | None = None
-        self._wake: Callable[[], None] | None = None
+        self._wake: Callable[[], object] | None = None
         self._drained = False
 
     @property
@@ -119,7 +120,7 @@ class Delivery:
                 if self._ready():
                     return self._pop()
                 arrived = asyncio.Event()
-                self._wake = lambda: loop.call_soon_threadsafe(arrived.set)
+                self._wake = partial(loop.call_soon_threadsafe, arrived.set)
             await arrived.wait()
 
     def _ready(self) -> bool:

@@ -14,11 +14,12 @@ from kda_mla_kernels.model import Model
 from megakernel_serve.engine.delivery import Finish, Timing
 from megakernel_serve.engine.errors import (
     ContextLengthError,
-    EngineBusy,
+    EngineBusyError,
     EngineError,
-    EngineFailed,
-    EngineStopped,
-    RequestFailed,
+    EngineFailedError,
+    EngineStoppedError,
+    RequestFailedError,
+    TokenIdError,
 )
 from megakernel_serve.engine.request import Request, RequestHandle
 from megakernel_serve.engine.rows import Rows
@@ -59,7 +60,7 @@ class Engine:
 
     Args:
         model: used by the engine's thread alone from now on.
-        max_waiting: requests that may wait for a row before :class:`EngineBusy` is raised.
+        max_waiting: requests that may wait for a row before :class:`EngineBusyError` is raised.
     """
 
     def __init__(self, model: Model, *, max_waiting: int = 256) -> None:
@@ -87,20 +88,22 @@ class Engine:
 
         Raises:
             ContextLengthError: prompt and ``max_tokens`` exceed the model's context.
-            ValueError: a prompt or stop id is outside the vocabulary.
-            EngineBusy: the queue is full.
-            EngineStopped: the engine is shutting down.
-            EngineFailed: the engine has lost its state for good.
+            TokenIdError: a prompt or stop id is outside the vocabulary.
+            EngineBusyError: the queue is full.
+            EngineStoppedError: the engine is shutting down.
+            EngineFailedError: the engine has lost its state for good.
         """
         self._check(request)
         handle = RequestHandle(request, self._leave)
         with self._changed:
             if self._phase == "failed":
-                raise EngineFailed("the engine has failed and must be restarted")
+                raise EngineFailedError("the engine has failed and must be restarted")
             if self._phase not in ("running", "recovering"):
-                raise EngineStopped("the server is shutting down")
+                raise EngineStoppedError("the server is shutting down")
             if len(self._waiting) >= self.max_waiting:
-                raise EngineBusy(f"the queue is full ({self.max_waiting} requests are waiting)")
+                raise EngineBusyError(
+                    f"the queue is full ({self.max_waiting} requests are waiting)"
+                )
             self._waiting.append((handle, time.monotonic()))
             self._changed.notify_all()
         return handle
@@ -117,7 +120,7 @@ class Engine:
 
         Args:
             drain: let waiting and running requests finish first; else they fail with
-                :class:`EngineStopped` at the next chunk or step.
+                :class:`EngineStoppedError` at the next chunk or step.
             timeout: seconds until what is left is given up as if ``drain`` were false.
 
         Returns:
@@ -138,12 +141,12 @@ class Engine:
                 f"this model's context is {info.max_context} tokens, but {wanted} were requested"
                 f" ({len(request.prompt)} in the prompt and {request.max_tokens} to generate)"
             )
-        for name, ids in (("prompt", request.prompt), ("stop", request.stop_ids)):
-            if ids and not 0 <= min(ids) <= max(ids) < info.vocab_size:
-                wrong = next(one for one in ids if not 0 <= one < info.vocab_size)
-                raise ValueError(
-                    f"{name} token id {wrong} is outside the vocabulary (0 to {info.vocab_size - 1})"
-                )
+        for token in request.prompt:
+            if not 0 <= token < info.vocab_size:
+                raise TokenIdError("prompt", token, info.vocab_size)
+        for token in request.stop_ids:
+            if not 0 <= token < info.vocab_size:
+                raise TokenIdError("stop", token, info.vocab_size)
 
     def _leave(self, handle: RequestHandle) -> None:
         """Takes a cancelled request out of the queue; a running one is seen by its row."""
@@ -170,9 +173,9 @@ class Engine:
                 self._progress_at = time.monotonic()
         except BaseException as error:  # whatever it is, nobody may be left waiting
             _log.exception("the engine has failed")
-            self._close("failed", EngineFailed(f"the engine has failed: {error}"))
+            self._close("failed", EngineFailedError(f"the engine has failed: {error}"))
         else:
-            self._close("stopped", EngineStopped("the server is shutting down"))
+            self._close("stopped", EngineStoppedError("the server is shutting down"))
 
     def _wait_for_work(self) -> bool:
         """Sleeps until there is something to do; False if the thread shall end."""
@@ -200,7 +203,7 @@ class Engine:
             rows.drop_ended()
         except Exception as error:
             _log.exception("a device call failed; the state is made anew")
-            self._fail_running(RequestFailed(f"the model failed: {_sentence(error)}"))
+            self._fail_running(RequestFailedError(f"the model failed: {_sentence(error)}"))
             self._recover()
 
     def _admit(self, rows: Rows) -> None:

@@ -12,7 +12,7 @@ from kda_mla_kernels.model import Model
 from kda_mla_kernels.sampling import Sampling, SamplingParams, sample
 
 from megakernel_serve.engine.delivery import Finish, FinishReason, Timing
-from megakernel_serve.engine.errors import NonFiniteLogits
+from megakernel_serve.engine.errors import NonFiniteLogitsError
 from megakernel_serve.engine.request import RequestHandle
 
 __all__ = ["Rows", "Sequence"]
@@ -134,11 +134,12 @@ class Rows:
             tokens[sequence.row] = sequence.token
             positions[sequence.row] = sequence.position
             active[sequence.row] = True
-        chosen, logits, self._state = self._model.decode(
+        stepped = self._model.decode(
             self._state, tokens, positions, active, self._row_sampling(), with_logits=True
         )
-        assert logits is not None  # they were asked for
-        finite, chosen = np.asarray(_finite(logits)), np.asarray(chosen)
+        self._state = stepped.state
+        assert stepped.logits is not None  # they were asked for
+        finite, chosen = np.asarray(_finite(stepped.logits)), np.asarray(stepped.tokens)
         for sequence in running:
             sequence.position += 1
             self._take(sequence, int(chosen[sequence.row]), bool(finite[sequence.row]))
@@ -156,7 +157,9 @@ class Rows:
             sequence.choose(token)
         else:
             sequence.handle.delivery.fail(
-                NonFiniteLogits("the model returned logits that are not finite for this request")
+                NonFiniteLogitsError(
+                    "the model returned logits that are not finite for this request"
+                )
             )
 
     def _row_sampling(self) -> Sampling:

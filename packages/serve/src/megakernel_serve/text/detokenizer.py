@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
@@ -14,13 +16,18 @@ class Detokenizer:
     A token may hold part of a code point: its text waits for the rest, and becomes U+FFFD only if
     the sequence ends first. Ids that the tokenizer does not know (padding rows of an embedding
     table can be sampled) give no text either.
+
+    Args:
+        keep: special tokens that shall give their text all the same.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, keep: Collection[str] = ()) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
-        self._silent = frozenset(token for token, entry in added.items() if entry.special)
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._silent = frozenset(
+            token for token, entry in added.items() if entry.special and entry.content not in keep
+        )
+        self._stream = DecodeStream(skip_special_tokens=False)
         self._incomplete: list[int] = []
 
     def push(self, token: int) -> str:
@@ -41,5 +48,5 @@ class Detokenizer:
     def finish(self) -> str:
         """The text of ids that still wait; the detokenizer can then be used afresh."""
         waiting, self._incomplete = self._incomplete, []
-        self._stream = DecodeStream(skip_special_tokens=True)
-        return self._tokenizer.decode(waiting, skip_special_tokens=True) if waiting else ""
+        self._stream = DecodeStream(skip_special_tokens=False)
+        return self._tokenizer.decode(waiting, skip_special_tokens=False) if waiting else ""

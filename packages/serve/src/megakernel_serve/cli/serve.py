@@ -1,0 +1,67 @@
+"""``megakernel serve``: the HTTP server."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+from megakernel_serve.cli.main import INTERRUPTED
+
+if TYPE_CHECKING:
+    from megakernel_serve.api import ServiceConfig
+    from megakernel_serve.cli.main import Invocation
+    from megakernel_serve.server import Address
+    from megakernel_serve.settings import Settings
+
+
+def run(invocation: Invocation) -> int:
+    """Runs the command on ``--host`` and ``--port``."""
+    from megakernel_serve.server import Address
+
+    return run_at(invocation, Address(invocation.settings.host, invocation.settings.port))
+
+
+def run_at(invocation: Invocation, address: Address) -> int:
+    """Binds, loads in the background, serves until a signal."""
+    from megakernel_serve.api import Service
+    from megakernel_serve.cli.terminal import status
+    from megakernel_serve.loading import choose, load
+    from megakernel_serve.server import bind, serve
+
+    settings = invocation.settings
+    listener, real = bind(address)
+    choice = choose(invocation)
+    service = Service(_service_config(settings))
+    status.print(f"Listening on {real}, loading {choice.checkpoint}", soft_wrap=True)
+
+    def ready() -> None:
+        status.print(f"Ready: {', '.join(service.model_names)} at {real}/v1", soft_wrap=True)
+
+    loading = partial(load, choice, settings, progress=status.is_terminal)
+    code = 0
+    try:
+        serve(service, listener, loading, settings.drain_seconds, ready)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    if service.loading:  # a thread deep inside a compiler does not survive the interpreter's end
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _service_config(settings: Settings) -> ServiceConfig:
+    from megakernel_serve.api import ServiceConfig
+
+    names = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")
+    return ServiceConfig(
+        model_names=settings.served_model_name,
+        api_keys=settings.api_key,
+        max_waiting=settings.queue,
+        defaults={name: getattr(settings, name) for name in names},
+        thinking=settings.thinking,
+        effort=settings.effort,
+        cors_origins=settings.cors_origins,
+        max_body_bytes=settings.max_body_mb << 20,
+    )

@@ -142,6 +142,11 @@ def test_a_repeated_opening_think_tag_is_dropped(parse):
     ]
 
 
+def test_reasoning_may_be_opened_where_it_was_turned_off(parse):
+    ids = [*opened("think"), "So.", *closed("think"), *element("response", "Yes.")]
+    assert parse(*ids, thinking=False) == [ReasoningText("So."), ContentText("Yes.")]
+
+
 def test_an_answer_may_begin_without_its_opening_tag(parse):
     assert parse("So.", *closed("think"), "\n", "\n Yes.", *END) == [
         ReasoningText("So."),

@@ -1,0 +1,21 @@
+"""Gated delta net: short convolution, gates, the delta rule one token at a time and in chunks."""
+
+from kda_mla_kernels.gdn.chunked import chunked_delta_rule
+from kda_mla_kernels.gdn.reference import (
+    GdnInputs,
+    causal_convolution,
+    delta_rule,
+    gates,
+    replay,
+    split_heads,
+)
+
+__all__ = [
+    "GdnInputs",
+    "causal_convolution",
+    "chunked_delta_rule",
+    "delta_rule",
+    "gates",
+    "replay",
+    "split_heads",
+]

@@ -1,0 +1,66 @@
+"""Numerics policies: which dtype activations have and how exact a product is.
+
+Every rounding point of a model goes through :meth:`Numerics.round` and every matrix product
+through :meth:`Numerics.dot`, so a whole model (or kernel) changes policy by one argument. ``F32``
+exists for proof: structure is compared with golden data at float32 tolerances, which would hide
+nothing; ``BF16`` is what a TPU runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+__all__ = ["BF16", "F32", "Numerics", "numerics_of"]
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """A policy. Instances are hashable, so they can be static arguments."""
+
+    name: str
+    activation: jnp.dtype
+    precision: lax.Precision
+
+    def round(self, x: jax.Array) -> jax.Array:
+        """Rounds to the activation dtype."""
+        return x.astype(self.activation)
+
+    def dot(self, x: jax.Array, weights: jax.Array) -> jax.Array:
+        """``x [..., K] · weights [K, N] -> f32 [..., N]``: rounded inputs, f32 accumulation."""
+        return lax.dot_general(
+            self.round(x),
+            weights,
+            (((x.ndim - 1,), (0,)), ((), ())),
+            precision=self.precision,
+            preferred_element_type=jnp.float32,
+        )
+
+    def dot_rows(self, x: jax.Array, table: jax.Array) -> jax.Array:
+        """``x [..., K] · table [N, K]ᵀ -> f32 [..., N]``, for embedding-shaped heads."""
+        return lax.dot_general(
+            self.round(x),
+            table,
+            (((x.ndim - 1,), (1,)), ((), ())),
+            precision=self.precision,
+            preferred_element_type=jnp.float32,
+        )
+
+
+BF16 = Numerics("bf16", jnp.dtype(jnp.bfloat16), lax.Precision.DEFAULT)
+F32 = Numerics("f32", jnp.dtype(jnp.float32), lax.Precision.HIGHEST)
+
+
+def numerics_of(name: str) -> Numerics:
+    """The policy called ``bf16`` or ``f32``.
+
+    Raises:
+        ValueError: any other name.
+    """
+    policies = {policy.name: policy for policy in (BF16, F32)}
+    if name not in policies:
+        raise ValueError(f"unknown numerics policy {name!r}; it must be one of {sorted(policies)}")
+    return policies[name]

@@ -1,0 +1,157 @@
+"""The gated delta net against third-party outputs, and its three forms against each other."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from kda_mla_kernels.gdn import (
+    GdnInputs,
+    causal_convolution,
+    chunked_delta_rule,
+    gates,
+    replay,
+    split_heads,
+)
+from kda_mla_kernels.gdn.reference import recur
+from kda_mla_kernels.numerics import BF16, F32
+
+GOLDEN = Path(__file__).parent / "golden" / "components"
+HEADS, VALUE_HEADS, DIM = 2, 6, 32
+
+
+@pytest.fixture(scope="module")
+def golden():
+    with np.load(GOLDEN / "gated_delta_rule.npz") as data:
+        return dict(data)
+
+
+@pytest.fixture(scope="module")
+def inputs(golden):
+    """The golden's raw tensors through our own gates, normalisation and head repetition."""
+    tokens = golden["q"].shape[1]
+    channels = np.concatenate(
+        [golden[name].reshape(1, tokens, -1) for name in ("q", "k", "v")], axis=-1
+    )
+    q, k, v = split_heads(jnp.asarray(channels), HEADS, DIM, VALUE_HEADS, DIM)
+    log_decay, beta = gates(golden["a"], golden["b"], golden["A_log"], golden["dt_bias"], F32)
+    return GdnInputs(q, k, v, log_decay, beta)
+
+
+def random_inputs(tokens, seed=0, sequences=2, heads=3, dim=16):
+    keys = jax.random.split(jax.random.key(seed), 5)
+    shape = (sequences, tokens, heads)
+
+    def unit(key):
+        x = jax.random.normal(key, (*shape, dim))
+        return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+    return GdnInputs(
+        q=unit(keys[0]) * dim**-0.5,
+        k=unit(keys[1]),
+        v=jax.random.normal(keys[2], (*shape, dim)),
+        log_decay=-jax.nn.softplus(jax.random.normal(keys[3], shape) * 3),
+        beta=jax.nn.sigmoid(jax.random.normal(keys[4], shape)),
+    )
+
+
+def test_gates_and_unit_vectors_equal_the_golden(golden, inputs):
+    np.testing.assert_allclose(inputs.log_decay, golden["gate"], rtol=1e-5)
+    np.testing.assert_allclose(inputs.beta, golden["beta"], rtol=1e-5)
+    np.testing.assert_allclose(inputs.k[:, :, ::3], golden["k_l2"], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(inputs.q[:, :, ::3] * DIM**0.5, golden["q_l2"], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("form", ["recurrent", "chunked"])
+@pytest.mark.parametrize("case", ["zero_init", "with_init"])
+def test_outputs_and_state_equal_the_golden(golden, inputs, form, case):
+    state = jnp.asarray(golden["initial_state"]) * (case == "with_init")
+    if form == "recurrent":
+        state, out, _ = recur(state, inputs)
+    else:
+        state, out = chunked_delta_rule(state, inputs, jnp.array([70]))
+    np.testing.assert_allclose(out, golden[f"{case}_o"], atol=2e-6)
+    np.testing.assert_allclose(state, golden[f"{case}_final_state"], atol=2e-6)
+
+
+def test_one_token_equals_the_golden(golden, inputs):
+    first = jax.tree.map(lambda x: x[:, :1], inputs)
+    state, out, _ = recur(jnp.asarray(golden["initial_state"]), first)
+    np.testing.assert_allclose(out, golden["one_token_o"], atol=2e-6)
+    np.testing.assert_allclose(state, golden["one_token_state"], atol=2e-6)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 4, 63, 64, 65, 200])
+def test_chunked_equals_recurrent_for_any_length(tokens):
+    x = random_inputs(tokens)
+    start = jax.random.normal(jax.random.key(9), (2, 3, 16, 16)) * 0.1
+    state, out, _ = recur(start, x)
+    chunk_state, chunk_out = chunked_delta_rule(start, x, jnp.array([tokens, tokens]))
+    np.testing.assert_allclose(chunk_out, out, atol=5e-6)
+    np.testing.assert_allclose(chunk_state, state, atol=5e-6)
+
+
+@pytest.mark.parametrize("valid", [0, 1, 5, 70])
+def test_padding_after_the_valid_tokens_changes_nothing(valid):
+    x = random_inputs(70)
+    start = jax.random.normal(jax.random.key(9), (2, 3, 16, 16)) * 0.1
+    state, out = chunked_delta_rule(start, x, jnp.array([valid, 70]))
+    short = jax.tree.map(lambda a: a[:1, :valid], x)
+    expected, expected_out, _ = recur(start[:1], short)
+    np.testing.assert_allclose(state[:1], expected, atol=5e-6)
+    np.testing.assert_allclose(out[:1, :valid], expected_out, atol=5e-6)
+
+
+def test_extreme_gates_stay_finite():
+    x = random_inputs(130)
+    x = GdnInputs(x.q, x.k, x.v, x.log_decay.at[:, ::3].set(-80.0).at[:, 1::3].set(0.0), x.beta)
+    start = jnp.ones((2, 3, 16, 16))
+    state, out, _ = recur(start, x)
+    chunk_state, chunk_out = chunked_delta_rule(start, x, jnp.array([130, 130]))
+    assert np.isfinite(chunk_out).all()
+    # Sums of g reach 1760, where an f32 step is 1.2e-4: so is the relative error of e^(G_i - G_j).
+    np.testing.assert_allclose(chunk_out, out, atol=1.2e-4)
+    np.testing.assert_allclose(chunk_state, state, atol=1.2e-4)
+
+
+def test_replay_is_bit_equal_to_feeding_the_accepted_tokens():
+    x = random_inputs(8)
+    start = jax.random.normal(jax.random.key(9), (2, 3, 16, 16))
+    _, _, steps = recur(start, x)
+    for accepted in range(9):
+        moved = replay(start, steps, jnp.array([accepted, 8 - accepted]))
+        for s, count in enumerate((accepted, 8 - accepted)):
+            fed = jax.tree.map(lambda a, s=s, n=count: a[s : s + 1, :n], x)
+            expected = recur(start[s : s + 1], fed)[0] if count else start[s : s + 1]
+            np.testing.assert_array_equal(moved[s : s + 1], expected)
+
+
+def test_convolution_equals_numpy_and_continues_from_its_tail():
+    rng = np.random.default_rng(0)
+    x, taps = rng.normal(size=(2, 9, 5)).astype("f"), rng.normal(size=(4, 5)).astype("f")
+    full = causal_convolution(jnp.zeros((2, 3, 5)), jnp.asarray(x), jnp.asarray(taps), F32)
+    padded = np.concatenate([np.zeros((2, 3, 5), "f"), x], axis=1)
+    y = sum(taps[j] * padded[:, j : j + 9] for j in range(4))
+    np.testing.assert_allclose(full, y / (1 + np.exp(-y)), rtol=2e-5, atol=1e-6)
+    rest = causal_convolution(jnp.asarray(x[:, 1:4]), jnp.asarray(x[:, 4:]), jnp.asarray(taps), F32)
+    np.testing.assert_array_equal(rest, full[:, 4:])
+
+
+def test_convolution_equals_the_golden():
+    with np.load(GOLDEN / "small_ops.npz") as data:
+        names = [name for name in data if "conv" in name]
+        assert names, "the golden file holds no convolution"
+        case = {name: data[name] for name in names}
+    x, weight, out = (case[f"conv_{part}"] for part in ("x", "weight", "out"))
+    tail = jnp.zeros((x.shape[0], 3, x.shape[2]))
+    ours = causal_convolution(tail, jnp.asarray(x), jnp.asarray(weight.reshape(-1, 4).T), F32)
+    np.testing.assert_allclose(ours, out, rtol=1e-5, atol=1e-6)
+
+
+def test_bf16_policy_rounds_where_the_docstrings_say():
+    a = b = jnp.linspace(-4, 4, 6)
+    _, beta = gates(a, b, jnp.zeros(6), jnp.zeros(6), BF16)
+    np.testing.assert_array_equal(beta, jax.nn.sigmoid(b).astype(jnp.bfloat16).astype(jnp.float32))
+    x = jnp.ones((1, 2, 4))
+    assert causal_convolution(jnp.zeros((1, 3, 4)), x, jnp.ones((4, 4)), BF16).dtype == jnp.bfloat16

@@ -1,0 +1,267 @@
+"""The weights of a model as the ranks hold them, and how they are read from a checkpoint.
+
+Every array has a leading rank axis, sharded over the mesh; rank r's part is all it ever needs.
+Matrices are [in, out] (tables stay [rows, hidden]); projections that read the same input stand side
+by side in one matrix. Matrices have the activation dtype of the numerics policy, small vectors f32.
+
+Letters: D hidden, C convolution channels, W taps, Hv value heads, F feed-forward width of a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from kda_mla_kernels.checkpoint import Checkpoint
+from kda_mla_kernels.numerics import Numerics
+
+from megakernel_qwen.layout import QwenLayout
+from megakernel_qwen.tensors import HEAD, expected_tensors, layer_prefix, text_prefix
+
+__all__ = ["GdnWeights", "GqaWeights", "LayerWeights", "MlpWeights", "QwenWeights", "load_weights"]
+
+Array = Any
+"""A numpy array while loading, a jax array afterwards."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class GdnWeights:
+    """A gated delta net."""
+
+    in_proj: Array
+    """[D, convolution channels | z | b | a]"""
+    taps: Array
+    """f32 [W, C]"""
+    a_log: Array
+    """f32 [Hv]"""
+    dt_bias: Array
+    """f32 [Hv]"""
+    norm: Array
+    """f32 [value dim], a plain gain"""
+    out_proj: Array
+    """[values, D]"""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class GqaWeights:
+    """Gated softmax attention."""
+
+    in_proj: Array
+    """[D, queries | gates | keys | values]"""
+    q_gain: Array
+    """f32 [head dim], 1 + weight"""
+    k_gain: Array
+    """f32 [head dim], 1 + weight"""
+    out_proj: Array
+    """[queries, D]"""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class MlpWeights:
+    """A gated feed-forward layer."""
+
+    gate_up: Array
+    """[D, gate | up]"""
+    down: Array
+    """[F, D]"""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LayerWeights:
+    """One decoder layer."""
+
+    mixer_gain: Array
+    """f32 [D], 1 + weight of the norm before the mixer"""
+    mixer: GdnWeights | GqaWeights
+    mlp_gain: Array
+    """f32 [D], 1 + weight of the norm before the feed-forward layer"""
+    mlp: MlpWeights
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class QwenWeights:
+    """A whole model.
+
+    ``layers`` holds one entry per layer or, stacked, one entry per layer of a period with the
+    periods as the axis after the ranks (for ``lax.scan``).
+    """
+
+    embedding: Array
+    """[vocabulary rows of the rank, D]"""
+    layers: tuple[LayerWeights, ...]
+    final_gain: Array
+    """f32 [D], 1 + weight"""
+    head: Array | None
+    """[vocabulary rows of the rank, D]; None when tied to the embedding"""
+
+    @property
+    def head_table(self) -> Array:
+        return self.embedding if self.head is None else self.head
+
+
+@dataclass(frozen=True)
+class _RankReader:
+    """Reads one rank's share of each tensor, as numpy arrays."""
+
+    checkpoint: Checkpoint
+    layout: QwenLayout
+    numerics: Numerics
+    prefix: str
+    rank: int
+
+    def _part(self, width: int) -> slice:
+        return slice(self.rank * width, (self.rank + 1) * width)
+
+    def _matrix(self, name: str, rows: slice, columns: slice = slice(None)) -> np.ndarray:
+        """Part of a stored [out, in] matrix as [in, out]."""
+        return self.checkpoint.read(name, (rows, columns)).astype(self.numerics.activation).T
+
+    def _vector(self, name: str, part: slice = slice(None)) -> np.ndarray:
+        return self.checkpoint.read(name, (part,)).astype(np.float32)
+
+    def _gain(self, name: str) -> np.ndarray:
+        return 1.0 + self._vector(name)
+
+    def _channels(self) -> tuple[slice, ...]:
+        """This rank's queries, keys and values among the convolution channels."""
+        config, layout = self.layout.config, self.layout
+        parts, first = [], 0
+        for whole, width in (
+            (config.linear_key_width, layout.key_width),
+            (config.linear_key_width, layout.key_width),
+            (config.linear_value_width, layout.value_width),
+        ):
+            parts.append(slice(first + self.rank * width, first + (self.rank + 1) * width))
+            first += whole
+        return tuple(parts)
+
+    def gdn(self, name: str) -> GdnWeights:
+        values, heads = self._part(self.layout.value_width), self._part(self.layout.value_heads)
+        taps = [
+            self.checkpoint.read(name + "conv1d.weight", (part,))[:, 0] for part in self._channels()
+        ]
+        columns = [self._matrix(name + "in_proj_qkv.weight", part) for part in self._channels()]
+        columns.append(self._matrix(name + "in_proj_z.weight", values))
+        columns += [self._matrix(f"{name}in_proj_{gate}.weight", heads) for gate in "ba"]
+        return GdnWeights(
+            in_proj=np.concatenate(columns, axis=1),
+            taps=np.concatenate(taps).astype(np.float32).T,
+            a_log=self._vector(name + "A_log", heads),
+            dt_bias=self._vector(name + "dt_bias", heads),
+            norm=self._vector(name + "norm.weight"),
+            out_proj=self._matrix(name + "out_proj.weight", slice(None), values),
+        )
+
+    def gqa(self, name: str) -> GqaWeights:
+        config, layout = self.layout.config, self.layout
+        dim, heads = config.head_dim, layout.query_heads
+        # Stored per head: its query rows, then its gate rows.
+        both = self._matrix(name + "q_proj.weight", self._part(2 * heads * dim))
+        query, gate = np.moveaxis(both.reshape(-1, heads, 2, dim), 2, 0)
+        first = layout.first_kv_head(self.rank) * dim
+        keys = slice(first, first + layout.kv_heads * dim)
+        columns = [query.reshape(-1, heads * dim), gate.reshape(-1, heads * dim)]
+        columns += [self._matrix(f"{name}{part}_proj.weight", keys) for part in "kv"]
+        return GqaWeights(
+            in_proj=np.concatenate(columns, axis=1),
+            q_gain=self._gain(name + "q_norm.weight"),
+            k_gain=self._gain(name + "k_norm.weight"),
+            out_proj=self._matrix(name + "o_proj.weight", slice(None), self._part(heads * dim)),
+        )
+
+    def mlp(self, name: str) -> MlpWeights:
+        wide = self._part(self.layout.intermediate)
+        columns = [self._matrix(f"{name}{part}_proj.weight", wide) for part in ("gate", "up")]
+        return MlpWeights(
+            gate_up=np.concatenate(columns, axis=1),
+            down=self._matrix(name + "down_proj.weight", slice(None), wide),
+        )
+
+    def layer(self, index: int) -> LayerWeights:
+        name = layer_prefix(self.prefix, index)
+        linear = self.layout.config.layer_types[index] == "linear_attention"
+        return LayerWeights(
+            mixer_gain=self._gain(name + "input_layernorm.weight"),
+            mixer=self.gdn(name + "linear_attn.") if linear else self.gqa(name + "self_attn."),
+            mlp_gain=self._gain(name + "post_attention_layernorm.weight"),
+            mlp=self.mlp(name + "mlp."),
+        )
+
+    def table(self, name: str) -> np.ndarray:
+        """This rank's rows of an embedding-shaped table, zero rows behind the vocabulary."""
+        rows = self.layout.vocab_rows
+        first = min(self.rank * rows, self.layout.config.vocab_size)
+        last = min(first + rows, self.layout.config.vocab_size)
+        found = self.checkpoint.read(name, (slice(first, last),)).astype(self.numerics.activation)
+        return np.pad(found, [(0, rows - (last - first)), (0, 0)])
+
+    def final_gain(self) -> np.ndarray:
+        return self._gain(self.prefix + "norm.weight")
+
+
+def _place(mesh: Mesh, read: Callable[[int], Any]) -> Any:
+    """Reads a pytree for each rank of this process and joins them along a new rank axis."""
+    (axis,) = mesh.axis_names
+    sharding = NamedSharding(mesh, PartitionSpec(axis))
+    parts = []
+    for rank, device in enumerate(mesh.devices.flat):
+        if device.process_index == jax.process_index():
+            parts.append(jax.tree.map(lambda x, d=device: jax.device_put(x[None], d), read(rank)))
+
+    def join(*shards: jax.Array) -> jax.Array:
+        shape = (mesh.size, *shards[0].shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, sharding, list(shards))
+
+    return jax.tree.map(join, *parts)
+
+
+def _stack(layers: Sequence[LayerWeights]) -> LayerWeights:
+    return jax.tree.map(lambda *xs: np.stack(xs), *layers)
+
+
+def load_weights(
+    checkpoint: Checkpoint,
+    layout: QwenLayout,
+    mesh: Mesh,
+    numerics: Numerics,
+    *,
+    stacked: bool = False,
+    track: Callable[[Sequence[int], str], Iterator[int]] = lambda items, _: iter(items),
+) -> QwenWeights:
+    """Checks every tensor of the model, then reads it layer by layer, rank by rank.
+
+    Args:
+        mesh: one axis, ``layout.ranks`` devices in rank order.
+        stacked: one entry per layer of a period, with the periods stacked.
+        track: wraps the loop over layers, to show progress.
+
+    Raises:
+        CheckpointError: a tensor is missing or has the wrong shape, before anything is read.
+    """
+    prefix = text_prefix(frozenset(checkpoint.names()))
+    checkpoint.require(expected_tensors(layout.config, prefix))
+    readers = [_RankReader(checkpoint, layout, numerics, prefix, r) for r in range(layout.ranks)]
+    period = layout.config.period if stacked else layout.config.num_layers
+
+    def entry(first: int) -> LayerWeights:
+        members = range(first, layout.config.num_layers, period)
+        if not stacked:
+            return _place(mesh, lambda rank: readers[rank].layer(first))
+        return _place(mesh, lambda rank: _stack([readers[rank].layer(i) for i in members]))
+
+    tied = layout.config.tied_embeddings
+    return QwenWeights(
+        embedding=_place(mesh, lambda rank: readers[rank].table(prefix + "embed_tokens.weight")),
+        layers=tuple(entry(first) for first in track(range(period), "weights")),
+        final_gain=_place(mesh, lambda rank: readers[rank].final_gain()),
+        head=None if tied else _place(mesh, lambda rank: readers[rank].table(HEAD)),
+    )

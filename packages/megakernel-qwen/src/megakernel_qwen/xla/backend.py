@@ -1,0 +1,225 @@
+"""The model protocol over the XLA programs: checks host values, picks shapes, runs programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from kda_mla_kernels.chat import ChatFormat
+from kda_mla_kernels.gqa.reference import KEY_BLOCK
+from kda_mla_kernels.model import Decoded, GenerationDefaults, ModelInfo, Prefilled, Verified
+from kda_mla_kernels.sampling import Sampling
+from tokenizers import Tokenizer
+
+from megakernel_qwen.weights import QwenWeights
+from megakernel_qwen.xla.caches import Caches, Records
+from megakernel_qwen.xla.programs import Programs, as_i32
+
+__all__ = ["MAX_CHUNK", "QwenState", "QwenXla", "cache_slots"]
+
+MAX_CHUNK = 1024
+_CHUNK_SHAPES = (16, 64, 256, MAX_CHUNK)
+"""Padded lengths of a prefill chunk: few, since each is compiled once."""
+
+
+def cache_slots(context: int) -> int:
+    """Key and value slots for a context: whole blocks of the attention loop."""
+    return -(-context // KEY_BLOCK) * KEY_BLOCK
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class QwenState:
+    """The state of all rows; ``pending`` is what a verify step left to commit."""
+
+    caches: Caches
+    pending: tuple[Records, jax.Array] | None = None
+    """replay records and the rows i32 [S] that they belong to"""
+
+
+@dataclass(frozen=True)
+class QwenXla:
+    """A loaded model (implements :class:`kda_mla_kernels.model.Model`)."""
+
+    info: ModelInfo
+    generation: GenerationDefaults
+    chat_format: ChatFormat
+    tokenizer: Tokenizer
+    weights: QwenWeights
+    programs: Programs
+
+    def init_state(self) -> QwenState:
+        """All rows empty."""
+        return QwenState(self.programs.empty())
+
+    def prefill(
+        self, state: QwenState, row: int, tokens: Sequence[int], start: int, *, all_logits: bool = False
+    ) -> Prefilled:
+        """See the protocol."""
+        ids = as_i32(tokens)
+        self._check_settled(state)
+        self._check_row(row)
+        self._check_chunk(ids, start)
+        padded = next(size for size in _CHUNK_SHAPES if size >= ids.size)
+        program = self.programs.prefill_all if all_logits else self.programs.prefill
+        logits, features, caches = program(
+            self.weights,
+            state.caches,
+            as_i32(row),
+            np.pad(ids, (0, padded - ids.size)),
+            as_i32(start),
+            as_i32(ids.size),
+        )
+        logits = logits[: ids.size] if all_logits else logits[0]
+        return Prefilled(logits, features[: ids.size], QwenState(caches))
+
+    def decode(
+        self,
+        state: QwenState,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        active: Sequence[bool],
+        sampling: Sampling | None = None,
+        *,
+        with_logits: bool = False,
+    ) -> Decoded:
+        """See the protocol."""
+        self._check_settled(state)
+        live = np.asarray(active, bool)
+        self._check_step(tokens, positions, live)
+        chosen, logits, caches = self.programs.decode(
+            self.weights,
+            state.caches,
+            _ids(tokens),
+            _ids(positions),
+            live,
+            Sampling.greedy(self.info.max_rows) if sampling is None else sampling,
+        )
+        return Decoded(chosen, logits if with_logits else None, QwenState(caches))
+
+    def verify(
+        self,
+        state: QwenState,
+        rows: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        positions: Sequence[int],
+    ) -> Verified:
+        """See the protocol."""
+        self._check_settled(state)
+        ids, first, where = as_i32(tokens), as_i32(positions), as_i32(rows)
+        self._check_block(where, ids, first)
+        logits, features, caches, records = self.programs.verify(
+            self.weights, state.caches, where, ids, first
+        )
+        return Verified(logits, features, QwenState(caches, (records, jnp.asarray(where))))
+
+    def commit(self, state: QwenState, accepted: Sequence[int]) -> QwenState:
+        """See the protocol.
+
+        Raises:
+            ValueError: nothing was verified, or a count outside 0..T.
+        """
+        if state.pending is None:
+            raise ValueError("nothing to commit: call verify first")
+        records, rows = state.pending
+        tokens = records.steps.decay.shape[3]
+        if not isinstance(accepted, jax.Array):
+            counts = as_i32(accepted)
+            if counts.shape != rows.shape or (counts < 0).any() or (counts > tokens).any():
+                raise ValueError(
+                    f"accepted {counts.tolist()} must hold {rows.size} counts in 0..{tokens}"
+                )
+        (caches,) = self.programs.commit(state.caches, records, rows, _ids(accepted))
+        return QwenState(caches)
+
+    def reset(self, state: QwenState, row: int) -> QwenState:
+        """See the protocol."""
+        self._check_settled(state)
+        self._check_row(row)
+        return QwenState(self.programs.reset(state.caches, as_i32(row)))
+
+    def snapshot(self, state: QwenState, row: int, length: int) -> Caches:
+        """See the protocol. Keys and values are copied in whole blocks."""
+        self._check_settled(state)
+        self._check_row(row)
+        if not 0 <= length <= self.info.max_context:
+            raise ValueError(f"length {length} lies outside 0..{self.info.max_context}")
+        return self.programs.take_row(state.caches, as_i32(row), cache_slots(length))
+
+    def restore(self, state: QwenState, row: int, snap: Caches) -> QwenState:
+        """See the protocol."""
+        self._check_settled(state)
+        self._check_row(row)
+        return replace(state, caches=self.programs.put_row(state.caches, as_i32(row), snap))
+
+    # Checks of host values. Device values pass unseen, so that steps can follow each other
+    # without waiting for the device.
+
+    def _check_settled(self, state: QwenState) -> None:
+        if state.pending is not None:
+            raise ValueError("the state holds a verified block; call commit first")
+
+    def _check_row(self, row: int) -> None:
+        if not 0 <= row < self.info.max_rows:
+            raise ValueError(f"row {row} lies outside 0..{self.info.max_rows - 1}")
+
+    def _check_ids(self, ids: np.ndarray) -> None:
+        wrong = ids[(ids < 0) | (ids >= self.info.vocab_size)]
+        if wrong.size:
+            raise ValueError(f"token id {wrong[0]} lies outside 0..{self.info.vocab_size - 1}")
+
+    def _check_chunk(self, ids: np.ndarray, start: int) -> None:
+        if ids.ndim != 1 or not 1 <= ids.size <= MAX_CHUNK:
+            raise ValueError(
+                f"a chunk holds 1..{MAX_CHUNK} tokens in one list, not shape {ids.shape}"
+            )
+        self._check_ids(ids)
+        if start < 0 or start + ids.size > self.info.max_context:
+            raise ValueError(
+                f"tokens {start}..{start + ids.size - 1} do not fit a context of"
+                f" {self.info.max_context}"
+            )
+
+    def _check_step(self, tokens: Any, positions: Any, live: np.ndarray) -> None:
+        rows = self.info.max_rows
+        for name, values in (("tokens", tokens), ("positions", positions), ("active", live)):
+            if np.shape(values) != (rows,):
+                raise ValueError(f"{name} must have {rows} entries, one per row")
+        if not isinstance(tokens, jax.Array):
+            self._check_ids(as_i32(tokens)[live])
+        if not isinstance(positions, jax.Array):
+            self._check_positions(as_i32(positions)[live], 1)
+
+    def _check_positions(self, first: np.ndarray, tokens: int) -> None:
+        wrong = first[(first < 0) | (first + tokens > self.info.max_context)]
+        if wrong.size:
+            raise ValueError(
+                f"position {wrong[0] + tokens - 1} lies outside a context of"
+                f" {self.info.max_context}"
+            )
+
+    def _check_block(self, rows: np.ndarray, ids: np.ndarray, first: np.ndarray) -> None:
+        if ids.ndim != 2 or ids.size == 0 or rows.shape != ids.shape[:1] or first.shape != rows.shape:
+            raise ValueError(
+                "verify takes rows [S], tokens [S, T] and positions [S],"
+                f" not {rows.shape}, {ids.shape} and {first.shape}"
+            )
+        if ids.size > self.info.max_rows:
+            raise ValueError(
+                f"{ids.shape[0]} sequences of {ids.shape[1]} tokens exceed {self.info.max_rows} rows"
+            )
+        if len(set(rows.tolist())) < rows.size:
+            raise ValueError(f"rows {rows.tolist()} must be distinct")
+        for row in rows:
+            self._check_row(int(row))
+        self._check_ids(ids)
+        self._check_positions(first, ids.shape[1])
+
+
+def _ids(values: Any) -> jax.Array | np.ndarray:
+    """Passes device values through and makes host values i32."""
+    return values if isinstance(values, jax.Array) else as_i32(values)

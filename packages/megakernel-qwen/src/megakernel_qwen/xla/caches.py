@@ -1,0 +1,101 @@
+"""What sequences leave behind, per rank, and the records that a verify step keeps for its commit.
+
+Letters: R rows, L context slots, W convolution taps, C channels, Hv value heads, K key dim,
+V value dim, G key/value heads, D head dim; Nl linear layers, Nf full-attention layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from kda_mla_kernels.gdn import replay
+from kda_mla_kernels.gdn.reference import DeltaStep
+
+from megakernel_qwen.layout import QwenLayout
+
+__all__ = ["Caches", "Records", "commit_records", "empty_caches"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Caches:
+    """The state of all rows on one rank."""
+
+    tail: jax.Array
+    """[Nl, R, W-1, C] the last inputs of each short convolution, oldest first"""
+    delta: jax.Array
+    """f32 [Nl, R, Hv, K, V] recurrent states"""
+    keys: jax.Array
+    """[Nf, R, G, L, D] normed and rotated"""
+    values: jax.Array
+    """[Nf, R, G, L, D]"""
+
+    def of_rows(self, part: jax.Array, slot: jax.Array | int, rows: jax.Array | None) -> jax.Array:
+        """One layer of ``tail`` or ``delta`` for some rows (None: all)."""
+        layer = jax.lax.dynamic_index_in_dim(part, slot, keepdims=False)
+        return layer if rows is None else layer[rows]
+
+    def put_rows(
+        self,
+        slot: jax.Array | int,
+        rows: jax.Array | None,
+        tail: jax.Array,
+        delta: jax.Array,
+    ) -> Caches:
+        """Writes back what :meth:`of_rows` took."""
+        where = (slot,) if rows is None else (slot, rows)
+        return replace(
+            self, tail=self.tail.at[where].set(tail), delta=self.delta.at[where].set(delta)
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Records:
+    """What a verify step over S sequences of T tokens would have done to the state."""
+
+    window: jax.Array
+    """[Nl, S, W-1+T, C] convolution inputs: the tail before, then the T tokens"""
+    steps: DeltaStep
+    """fields [Nl, S, T, ...]"""
+
+
+def empty_caches(
+    layout: QwenLayout, rows: int, context: int, activation: jnp.dtype
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of one rank's caches by field name; all are zero at the start."""
+    config = layout.config
+    linear, full = len(config.linear_layers), len(config.full_layers)
+    dims = (config.linear_key_head_dim, config.linear_value_head_dim)
+    kv = jax.ShapeDtypeStruct((full, rows, layout.kv_heads, context, config.head_dim), activation)
+    taps = config.linear_conv_kernel_dim
+    return {
+        "tail": jax.ShapeDtypeStruct((linear, rows, taps - 1, layout.conv_channels), activation),
+        "delta": jax.ShapeDtypeStruct((linear, rows, layout.value_heads, *dims), jnp.float32),
+        "keys": kv,
+        "values": kv,
+    }
+
+
+def commit_records(
+    caches: Caches, records: Records, rows: jax.Array, accepted: jax.Array
+) -> Caches:
+    """Moves the recurrent state of each verified row by its first ``accepted[s]`` tokens.
+
+    Keys and values need nothing: those of rejected tokens lie behind the row's position, where
+    no query sees them until they are written anew.
+    """
+    taps = caches.tail.shape[2]
+
+    def tail_after(window: jax.Array, count: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(window, count, taps, axis=1)
+
+    tails = jax.vmap(tail_after, in_axes=(1, 0), out_axes=1)(records.window, accepted)
+    delta = replay(caches.delta[:, rows], records.steps, accepted)
+    return replace(
+        caches,
+        tail=caches.tail.at[:, rows].set(tails),
+        delta=caches.delta.at[:, rows].set(delta),
+    )

@@ -1,0 +1,204 @@
+"""The two token mixers and the feed-forward layer on one rank's share of the weights.
+
+Each takes M normed rows [M, D] and returns its f32 partial result [M, D], which the caller sums
+over ranks. How a gated delta net treats its state is the **memory** of the program: decode moves
+it by one token, prefill by a chunk, verify only records what it would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from kda_mla_kernels import gdn, gqa, mlp, norm
+from kda_mla_kernels.gdn.reference import recur
+from kda_mla_kernels.gqa.reference import KEY_BLOCK
+from kda_mla_kernels.numerics import Numerics
+
+from megakernel_qwen.layout import QwenLayout
+from megakernel_qwen.weights import GdnWeights, GqaWeights, MlpWeights
+from megakernel_qwen.xla.batch import Batch
+from megakernel_qwen.xla.caches import Caches, Records
+
+__all__ = [
+    "Carry",
+    "Memory",
+    "Rank",
+    "chunk_memory",
+    "decode_memory",
+    "feed_forward",
+    "gated_attention",
+    "gated_delta_net",
+    "verify_memory",
+]
+
+Slot: TypeAlias = jax.Array | int
+"""Index of a layer among those of its kind."""
+
+Carry: TypeAlias = tuple[Caches, Records | None]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What is the same for every layer of a program: sizes of one rank and the numerics."""
+
+    layout: QwenLayout
+    numerics: Numerics
+
+    def split(self, x: jax.Array, widths: tuple[int, ...]) -> list[jax.Array]:
+        """Cuts the last axis into parts of these widths."""
+        ends = [sum(widths[: i + 1]) for i in range(len(widths) - 1)]
+        return jnp.split(x, ends, axis=-1)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DeltaInput:
+    """What a memory gets from one gated delta net."""
+
+    window: jax.Array
+    """[S, W-1+T, C] convolution inputs: the tail before the call, then its T tokens"""
+    state: jax.Array
+    """f32 [S, Hv, K, V] before the call"""
+    inputs: gdn.GdnInputs
+
+
+Memory: TypeAlias = Callable[[Carry, Slot, Batch, DeltaInput], tuple[Carry, jax.Array]]
+
+
+def decode_memory(
+    carry: Carry, slot: Slot, batch: Batch, x: DeltaInput
+) -> tuple[Carry, jax.Array]:
+    """One token per row; rows that are not live keep their state."""
+    caches, records = carry
+    state, out, _ = recur(x.state, x.inputs)
+    live = batch.live[:, 0]
+    state = jnp.where(live[:, None, None, None], state, x.state)
+    tail = jnp.where(live[:, None, None], x.window[:, 1:], x.window[:, :-1])
+    return (caches.put_rows(slot, batch.rows, tail, state), records), out
+
+
+def chunk_memory(carry: Carry, slot: Slot, batch: Batch, x: DeltaInput) -> tuple[Carry, jax.Array]:
+    """A chunk of tokens per sequence, live ones first."""
+    caches, records = carry
+    valid = jnp.sum(batch.live, axis=1)
+    state, out = gdn.chunked_delta_rule(x.state, x.inputs, valid)
+    taps = caches.tail.shape[2]
+    tail = jax.vmap(lambda w, n: jax.lax.dynamic_slice_in_dim(w, n, taps))(x.window, valid)
+    return (caches.put_rows(slot, batch.rows, tail, state), records), out
+
+
+def verify_memory(carry: Carry, slot: Slot, batch: Batch, x: DeltaInput) -> tuple[Carry, jax.Array]:
+    """Tokens one by one, as decode would feed them; the state stays, the steps are recorded."""
+    caches, records = carry
+    assert records is not None
+    _, out, steps = recur(x.state, x.inputs)
+    fresh = Records(window=x.window, steps=steps)
+    records = jax.tree.map(lambda old, new: old.at[slot].set(new), records, fresh)
+    return (caches, records), out
+
+
+def gated_delta_net(
+    rank: Rank, weights: GdnWeights, x: jax.Array, batch: Batch, carry: Carry, slot: Slot,
+    memory: Memory,
+) -> tuple[jax.Array, Carry]:
+    """Input projection, short convolution, delta rule, gated norm, output projection."""
+    layout, config, numerics = rank.layout, rank.layout.config, rank.numerics
+    mixed, z, b, a = rank.split(
+        numerics.round(numerics.dot(x, weights.in_proj)), layout.gdn_columns
+    )
+    caches = carry[0]
+    tail = caches.of_rows(caches.tail, slot, batch.rows)
+    fresh = batch.grid(mixed)
+    channels = gdn.causal_convolution(tail, fresh, weights.taps, numerics)
+    q, k, v = gdn.split_heads(
+        channels,
+        layout.key_heads,
+        config.linear_key_head_dim,
+        layout.value_heads,
+        config.linear_value_head_dim,
+    )
+    log_decay, beta = gdn.gates(
+        batch.grid(a), batch.grid(b), weights.a_log, weights.dt_bias, numerics
+    )
+    carry, out = memory(
+        carry,
+        slot,
+        batch,
+        DeltaInput(
+            window=jnp.concatenate([tail, fresh], axis=1),
+            state=caches.of_rows(caches.delta, slot, batch.rows),
+            inputs=gdn.GdnInputs(q, k, v, log_decay, beta),
+        ),
+    )
+    heads = (layout.value_heads, config.linear_value_head_dim)
+    gated = norm.gated_rms_norm(
+        numerics.round(batch.flat(out)),
+        z.reshape(-1, *heads),
+        weights.norm,
+        config.rms_norm_eps,
+        numerics,
+    )
+    return numerics.dot(gated.reshape(-1, layout.value_width), weights.out_proj), carry
+
+
+def _write(cache: jax.Array, slot: Slot, batch: Batch, fresh: jax.Array) -> jax.Array:
+    """Puts keys or values [S, T, G, D] of the live tokens at their positions."""
+    rows = jnp.arange(batch.shape[0]) if batch.rows is None else batch.rows
+    # Tokens that are not live go to a position behind the cache, which drops them.
+    positions = jnp.where(batch.live, batch.positions, cache.shape[3])
+    return cache.at[slot, rows[:, None], :, positions].set(fresh, mode="drop")
+
+
+def _fetch(caches: Caches, slot: Slot, rows: jax.Array | None, block: int) -> gqa.FetchKeys:
+    """A reader of key and value blocks [S, G, block, D] that leaves the cache where it is."""
+
+    def fetch(start: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+        def read(cache: jax.Array) -> jax.Array:
+            shape = (1, *cache.shape[1:3], block, cache.shape[4])
+            part = jax.lax.dynamic_slice(cache, (slot, 0, 0, start, 0), shape)[0]
+            return part if rows is None else part[rows]
+
+        return read(caches.keys), read(caches.values)
+
+    return fetch
+
+
+def gated_attention(
+    rank: Rank, weights: GqaWeights, x: jax.Array, batch: Batch, carry: Carry, slot: Slot
+) -> tuple[jax.Array, Carry]:
+    """Input projection, head norms, rotary embedding, attention, output gate and projection."""
+    layout, config, numerics = rank.layout, rank.layout.config, rank.numerics
+    parts = rank.split(numerics.round(numerics.dot(x, weights.in_proj)), layout.gqa_columns)
+    q, gate, k, v = (part.reshape(part.shape[0], -1, config.head_dim) for part in parts)
+    angles = gqa.rotary_angles(
+        batch.flat(batch.positions), config.rotary_dim, config.rope_theta, numerics
+    )
+    q = norm.rms_norm(q, weights.q_gain, config.rms_norm_eps, numerics)
+    k = norm.rms_norm(k, weights.k_gain, config.rms_norm_eps, numerics)
+    q, k = gqa.apply_rotary(q, angles, numerics), gqa.apply_rotary(k, angles, numerics)
+
+    caches, records = carry
+    caches = replace(
+        caches,
+        keys=_write(caches.keys, slot, batch, batch.grid(k)),
+        values=_write(caches.values, slot, batch, batch.grid(v)),
+    )
+    block = min(KEY_BLOCK, caches.keys.shape[3])
+    fetch = _fetch(caches, slot, batch.rows, block)
+    out = gqa.blocked_attention(batch.grid(q), fetch, batch.positions, numerics, block)
+    opened = numerics.round(jax.nn.sigmoid(gate.astype(jnp.float32)))
+    gated = numerics.round(batch.flat(out).astype(jnp.float32) * opened.astype(jnp.float32))
+    flat = gated.reshape(gated.shape[0], layout.query_heads * config.head_dim)
+    return numerics.dot(flat, weights.out_proj), (caches, records)
+
+
+def feed_forward(rank: Rank, weights: MlpWeights, x: jax.Array) -> jax.Array:
+    """``down(silu(gate x) · up x)``."""
+    both = rank.numerics.round(rank.numerics.dot(x, weights.gate_up))
+    gate, up = jnp.split(both, 2, axis=-1)
+    return rank.numerics.dot(mlp.swiglu(gate, up, rank.numerics), weights.down)
+

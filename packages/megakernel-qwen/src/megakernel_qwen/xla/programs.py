@@ -1,0 +1,258 @@
+"""The compiled programs: decode, verify, commit, prefill and the row operations.
+
+Each is a ``shard_map`` over the ranks, jitted with donated caches. Shapes that vary (sequences and
+tokens of a verify, the padded length of a chunk) are compiled once each, on first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from kda_mla_kernels.gdn.reference import DeltaStep
+from kda_mla_kernels.sampling import Sampling, sample
+
+from megakernel_qwen.weights import QwenWeights
+from megakernel_qwen.xla.batch import Batch
+from megakernel_qwen.xla.caches import Caches, Records, commit_records, empty_caches
+from megakernel_qwen.xla.forward import RANKS, Stream, embed, head, run_layers
+from megakernel_qwen.xla.mixers import Memory, Rank, chunk_memory, decode_memory, verify_memory
+
+__all__ = ["Programs"]
+
+# Without this XLA may keep bf16 intermediates in f32, and the rounding would depend on fusion.
+_COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
+
+
+@dataclass(frozen=True)
+class Programs:
+    """All programs of one model on one mesh."""
+
+    rank: Rank
+    mesh: Mesh
+    rows: int
+    """R, rows of the state and flat rows of decode and verify"""
+    context: int
+    """L, key and value slots per row"""
+    feature_layers: tuple[int, ...]
+
+    def _compile(
+        self,
+        body: Callable[..., Any],
+        specs: tuple[PartitionSpec, ...],
+        results: Any,
+        donate: tuple[int, ...],
+    ) -> Callable[..., Any]:
+        """Wraps a per-rank function; arguments split over ranks lose their rank axis inside."""
+        split = PartitionSpec(RANKS)
+
+        def per_rank(*args: Any) -> Any:
+            local = [
+                jax.tree.map(lambda x: x[0], arg) if spec == split else arg
+                for arg, spec in zip(args, specs)
+            ]
+            outputs = body(*local)
+            return tuple(
+                jax.tree.map(lambda x: x[None], out) if spec == split else out
+                for out, spec in zip(outputs, results)
+            )
+
+        mapped = jax.shard_map(
+            per_rank, mesh=self.mesh, in_specs=specs, out_specs=results, check_vma=False
+        )
+        return jax.jit(mapped, donate_argnums=donate, compiler_options=_COMPILER_OPTIONS)
+
+    def _run(
+        self, weights: QwenWeights, caches: Caches, batch: Batch, memory: Memory, records: Any
+    ) -> Stream:
+        hidden = embed(self.rank, weights.embedding, batch.flat(batch.tokens))
+        features = jnp.zeros((len(self.feature_layers), *hidden.shape), hidden.dtype)
+        stream = Stream(hidden, features, caches, records)
+        return run_layers(self.rank, weights.layers, stream, batch, memory, self.feature_layers)
+
+    def empty(self) -> Caches:
+        """Zeroed caches, split over the ranks."""
+        sharding = NamedSharding(self.mesh, PartitionSpec(RANKS))
+        shapes = empty_caches(
+            self.rank.layout, self.rows, self.context, self.rank.numerics.activation
+        )
+        make = jax.jit(
+            lambda: Caches(
+                **{
+                    name: jnp.zeros((self.mesh.size, *leaf.shape), leaf.dtype)
+                    for name, leaf in shapes.items()
+                }
+            ),
+            out_shardings=sharding,
+        )
+        return make()
+
+    @cached_property
+    def decode(self) -> Callable[..., tuple[jax.Array, jax.Array, Caches]]:
+        """``(weights, caches, tokens [R], positions [R], active [R], sampling)``."""
+
+        def body(
+            weights: QwenWeights,
+            caches: Caches,
+            tokens: jax.Array,
+            positions: jax.Array,
+            active: jax.Array,
+            sampling: Sampling,
+        ) -> tuple[jax.Array, jax.Array, Caches]:
+            batch = Batch(
+                tokens[:, None], positions[:, None], active[:, None], None, flat_rows=self.rows
+            )
+            stream = self._run(weights, caches, batch, decode_memory, None)
+            logits = head(self.rank, weights, stream.hidden)
+            chosen = sample(logits, sampling, positions + 1)
+            return jnp.where(active, chosen, -1), logits, stream.caches
+
+        split, whole = PartitionSpec(RANKS), PartitionSpec()
+        specs = (split, split, whole, whole, whole, whole)
+        return self._compile(body, specs, (whole, whole, split), donate=(1,))
+
+    @cached_property
+    def verify(self) -> Callable[..., tuple[jax.Array, jax.Array, Caches, Records]]:
+        """``(weights, caches, rows [S], tokens [S, T], positions [S])``."""
+
+        def body(
+            weights: QwenWeights,
+            caches: Caches,
+            rows: jax.Array,
+            tokens: jax.Array,
+            first: jax.Array,
+        ) -> tuple[jax.Array, jax.Array, Caches, Records]:
+            s, t = tokens.shape
+            positions = first[:, None] + jnp.arange(t)
+            batch = Batch(tokens, positions, jnp.ones((s, t), bool), rows, flat_rows=self.rows)
+            stream = self._run(weights, caches, batch, verify_memory, self._no_records(s, t))
+            logits = batch.grid(head(self.rank, weights, stream.hidden))
+            assert stream.records is not None
+            return logits, self._features(stream, batch), stream.caches, stream.records
+
+        split, whole = PartitionSpec(RANKS), PartitionSpec()
+        specs = (split, split, whole, whole, whole)
+        return self._compile(body, specs, (whole, whole, split, split), donate=(1,))
+
+    def _no_records(self, s: int, t: int) -> Records:
+        config, layout = self.rank.layout.config, self.rank.layout
+        layers, heads = len(config.linear_layers), layout.value_heads
+        window = config.linear_conv_kernel_dim - 1 + t
+        return Records(
+            window=jnp.zeros(
+                (layers, s, window, layout.conv_channels), self.rank.numerics.activation
+            ),
+            steps=DeltaStep(
+                decay=jnp.zeros((layers, s, t, heads)),
+                key=jnp.zeros((layers, s, t, heads, config.linear_key_head_dim)),
+                update=jnp.zeros((layers, s, t, heads, config.linear_value_head_dim)),
+            ),
+        )
+
+    @staticmethod
+    def _features(stream: Stream, batch: Batch) -> jax.Array:
+        """[F, M, D] -> [S, T, F, D]."""
+        return batch.grid(jnp.moveaxis(stream.features, 0, 1))
+
+    @cached_property
+    def commit(self) -> Callable[..., tuple[Caches]]:
+        """``(caches, records, rows [S], accepted [S])``."""
+
+        def body(
+            caches: Caches, records: Records, rows: jax.Array, accepted: jax.Array
+        ) -> tuple[Caches]:
+            return (commit_records(caches, records, rows, accepted),)
+
+        split, whole = PartitionSpec(RANKS), PartitionSpec()
+        return self._compile(body, (split, split, whole, whole), (split,), donate=(0, 1))
+
+    @cached_property
+    def prefill(self) -> Callable[..., tuple[jax.Array, jax.Array, Caches]]:
+        """``(weights, caches, row, tokens [N], start, valid)`` -> logits of the last valid token."""
+        return self._prefill(all_logits=False)
+
+    @cached_property
+    def prefill_all(self) -> Callable[..., tuple[jax.Array, jax.Array, Caches]]:
+        """As :attr:`prefill`, with the logits of every token."""
+        return self._prefill(all_logits=True)
+
+    def _prefill(self, all_logits: bool) -> Callable[..., tuple[jax.Array, jax.Array, Caches]]:
+        def body(
+            weights: QwenWeights,
+            caches: Caches,
+            row: jax.Array,
+            tokens: jax.Array,
+            start: jax.Array,
+            valid: jax.Array,
+        ) -> tuple[jax.Array, jax.Array, Caches]:
+            live = jnp.arange(tokens.shape[0]) < valid
+            # Padding must not stretch the attention loop beyond the last real token.
+            positions = start + jnp.minimum(jnp.arange(tokens.shape[0]), valid - 1)
+            batch = Batch(
+                tokens[None], positions[None], live[None], row[None], flat_rows=tokens.shape[0]
+            )
+            stream = self._run(weights, caches, batch, chunk_memory, None)
+            hidden = stream.hidden
+            if not all_logits:
+                hidden = jax.lax.dynamic_slice_in_dim(hidden, valid - 1, 1)
+            logits = head(self.rank, weights, hidden)
+            return logits, self._features(stream, batch)[0], stream.caches
+
+        split, whole = PartitionSpec(RANKS), PartitionSpec()
+        specs = (split, split, whole, whole, whole, whole)
+        return self._compile(body, specs, (whole, whole, split), donate=(1,))
+
+    @cached_property
+    def reset(self) -> Callable[..., Caches]:
+        """``(caches, row)``: keys and values stay; no query sees them before they are rewritten."""
+
+        @partial(jax.jit, donate_argnums=0)
+        def reset(caches: Caches, row: jax.Array) -> Caches:
+            return Caches(
+                tail=caches.tail.at[:, :, row].set(0),
+                delta=caches.delta.at[:, :, row].set(0),
+                keys=caches.keys,
+                values=caches.values,
+            )
+
+        return reset
+
+    @cached_property
+    def take_row(self) -> Callable[..., Caches]:
+        """``(caches, row, slots)``: a copy of one row, its first ``slots`` keys and values."""
+
+        @partial(jax.jit, static_argnums=2)
+        def take(caches: Caches, row: jax.Array, slots: int) -> Caches:
+            one = jax.tree.map(lambda x: x[:, :, row], caches)
+            return Caches(
+                one.tail, one.delta, one.keys[:, :, :, :slots], one.values[:, :, :, :slots]
+            )
+
+        return take
+
+    @cached_property
+    def put_row(self) -> Callable[..., Caches]:
+        """``(caches, row, copy)``."""
+
+        @partial(jax.jit, donate_argnums=0)
+        def put(caches: Caches, row: jax.Array, copy: Caches) -> Caches:
+            slots = copy.keys.shape[3]
+            return Caches(
+                tail=caches.tail.at[:, :, row].set(copy.tail),
+                delta=caches.delta.at[:, :, row].set(copy.delta),
+                keys=caches.keys.at[:, :, row, :, :slots].set(copy.keys),
+                values=caches.values.at[:, :, row, :, :slots].set(copy.values),
+            )
+
+        return put
+
+
+def as_i32(values: Any) -> np.ndarray:
+    """Host values as i32, the only integer type the programs take."""
+    return np.asarray(values, np.int32)

@@ -110,7 +110,9 @@ def test_a_whole_answer(parse):
 
 
 def test_without_thinking_the_answer_starts_inside_the_response(parse):
-    assert parse("Yes.", *closed("response"), *END, thinking=False) == [ContentText("Yes.")]
+    yes = [ContentText("Yes.")]
+    assert parse("Yes.", *closed("response"), *END, thinking=False) == yes
+    assert parse("Yes.", *closed("response"), "\nmore", *END, thinking=False) == yes
 
 
 def test_the_response_may_be_missing_when_tools_follow(parse):
@@ -148,10 +150,11 @@ def test_reasoning_may_be_opened_where_it_was_turned_off(parse):
 
 
 def test_an_answer_may_begin_without_its_opening_tag(parse):
-    assert parse("So.", *closed("think"), "\n", "\n Yes.", *END) == [
-        ReasoningText("So."),
-        ContentText("Yes."),
-    ]
+    for answer in ("Yes.", "\n Yes.", " the"):
+        assert parse("So.", *closed("think"), "\n", answer, *END) == [
+            ReasoningText("So."),
+            ContentText(answer.strip()),
+        ]
 
 
 def test_text_between_and_after_the_channels_is_dropped(parse):
@@ -288,6 +291,11 @@ def test_argument_values_become_json(parse, kind, text, expected):
     start, arguments, end = parse(*call)
     assert (start, end) == (CallStart(0, "f"), CallEnd(0))
     assert json.loads(arguments.text) == {"k": expected}
+
+
+def test_white_space_around_a_value_that_is_no_string_is_dropped(parse):
+    call = element("call", *argument("k", "number", "\n 1.50 \n"), tool="f")
+    assert parse(*call) == called(0, "f", '{"k":1.50}')
 
 
 def test_an_argument_without_a_type_is_a_string_and_one_without_a_key_is_dropped(parse):

@@ -132,7 +132,6 @@ class KimiParser:
     def _end_text(self) -> None:
         if self._tag is None:
             self._text(self._decoder.decode(b"", final=True))
-        self._decoder.reset()
 
     def _end_tag(self, open_tag: _OpenTag) -> None:
         self._tag = None

@@ -12,6 +12,7 @@ import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from itertools import groupby
 from typing import Literal
 
 from kda_mla_kernels.chat import (
@@ -79,7 +80,7 @@ class KimiParser:
         self._tag: _OpenTag | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         # White space of an answer that has nothing else yet: content, unless calls follow.
-        self._blank: str | None = ""
+        self._blank: list[str] | None = []
         self._num_calls = 0
         self._saw_call = False
         self._arguments: ArgumentText | None = None
@@ -205,7 +206,7 @@ class KimiParser:
     def _end_answer(self) -> None:
         self._in = _In.DONE
         if self._blank and not self._saw_call:
-            self._events.append(ContentText(self._blank))
+            self._events.append(ContentText("".join(self._blank)))
 
     # Text
 
@@ -225,10 +226,11 @@ class KimiParser:
 
     def _content(self, text: str) -> None:
         if self._blank is not None:
-            text = self._blank + text
-            self._blank = text if text.isspace() else None
-        if self._blank is None:
-            self._events.append(ContentText(text))
+            self._blank.append(text)
+            if text.isspace():
+                return
+            text, self._blank = "".join(self._blank), None
+        self._events.append(ContentText(text))
 
     def _argument(self, piece: str) -> None:
         if piece:
@@ -238,14 +240,11 @@ class KimiParser:
 def joined(events: Iterable[ChatEvent]) -> list[ChatEvent]:
     """The same events with neighbouring texts of one kind (and one call) made one."""
     result: list[ChatEvent] = []
-    for event in events:
-        last = result[-1] if result else None
-        if (
-            isinstance(event, ReasoningText | ContentText | CallArguments)
-            and isinstance(last, ReasoningText | ContentText | CallArguments)
-            and replace(last, text=event.text) == event
-        ):
-            result[-1] = replace(event, text=last.text + event.text)
+    for _, run in groupby(events, key=lambda event: (type(event), getattr(event, "index", None))):
+        first, *more = run
+        if more and isinstance(first, ReasoningText | ContentText | CallArguments):
+            texts = (event.text for event in (first, *more))  # type: ignore[union-attr]
+            result.append(replace(first, text="".join(texts)))
         else:
-            result.append(event)
+            result += [first, *more]
     return result

@@ -1,6 +1,7 @@
 """Opening: layouts, the table of required tensors, and every way a checkpoint can be damaged."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,14 @@ def test_code_in_a_checkpoint_is_never_run(single):
     (single / "modeling_tiny.py").write_text("raise SystemExit('executed')")
     (single / "config.json").write_text('{"auto_map": {"AutoModel": "modeling_tiny.Model"}}')
     assert open_checkpoint(single).config["auto_map"]
+
+
+def test_the_example_of_the_readme_runs(capsys):
+    readme = Path(__file__).parents[1] / "README.md"
+    examples = re.findall(r"```python\n(.*?)```", readme.read_text(encoding="utf-8"), re.DOTALL)
+    (example,) = [text for text in examples if "open_checkpoint" in text]
+    exec(compile(example, "README.md", "exec"), {})
+    assert capsys.readouterr().out == "tiny (128, 64) float32\n"
 
 
 # The table of required tensors

@@ -2,11 +2,12 @@
 
 import json
 import re
+import sys
 import textwrap
 
 import pytest
 
-from .isolation import run_tests
+from .isolation import Environment, run_tests
 from .workspace import packages
 
 pytestmark = pytest.mark.isolated
@@ -88,3 +89,24 @@ def test_a_package_passes_its_own_tests_outside_the_source_tree(package, environ
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed, done.stdout
     assert int(passed[1]) >= 1
+
+
+def test_the_probe_of_imports_sees_devices_variables_and_connections(tmp_path):
+    (tmp_path / "quiet").mkdir()
+    (tmp_path / "quiet" / "__init__.py").write_text("__version__ = '1'")
+    (tmp_path / "quiet" / "loud.py").write_text(
+        "import os, socket\n"
+        "os.environ.get('A'), os.getenv('B'), 'C' in os.environ\n"
+        "try:\n    socket.create_connection(('127.0.0.1', 9))\nexcept OSError:\n    pass\n"
+    )
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "__init__.py").write_text("import jax\njax.devices()")
+    python = Environment(tmp_path, tmp_path).run
+    script = textwrap.dedent(IMPORT_EVERYTHING)
+    loud = python(sys.executable, "-c", script, "quiet", PYTHONPATH=str(tmp_path))
+    seen = json.loads(loud.stdout.splitlines()[-1])
+    assert seen["reads"] == ["A", "B", "C"]
+    assert seen["connections"]
+    early = python(sys.executable, "-c", script, "early", PYTHONPATH=str(tmp_path))
+    assert early.returncode != 0
+    assert "jax_num_cpu_devices" in early.stdout

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,22 @@ END, THINK, END_THINK, CALL, END_CALL, USER = (
 sample = jax.jit(_plain_sample)
 PADDING_ROWS = 3
 """Rows of the logits that the tokenizer does not know."""
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Waits for something that another thread does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def events(response: Any) -> list[dict[str, Any]]:
+    """The events of a whole stream, which must end as it should."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
 def build_tokenizer() -> Tokenizer:
@@ -261,7 +277,8 @@ class BigramModel:
         said = self._said(seen, prompt_length, ids)
         if self.script.nan_for and prompt == self.script.nan_for and said > 0:
             return np.full_like(logits, np.nan)
-        logits[ids[said] if said < len(ids) else self.tokenizer.token_to_id(END)] = 30.0
+        end = self.tokenizer.token_to_id(END)
+        logits[end if said == len(ids) or seen[-1] == end else ids[said]] = 30.0
         return logits
 
     def _said(self, seen: Sequence[int], prompt_length: int | None, ids: Sequence[int]) -> int:
@@ -309,6 +326,7 @@ class BigramPackage:
             model.script.default = config["default"]
         if devices is not None:
             assert all(isinstance(device, jax.Device) for device in devices)
+            model.info = replace(model.info, ranks=len(devices))
         return model
 
 

@@ -7,42 +7,18 @@ import contextlib
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
 from types import FrameType
 
 import uvicorn
 
+from megakernel_serve.address import Address
 from megakernel_serve.api import Service, create_app
 from megakernel_serve.loading import LoadedModel
 
-__all__ = ["Address", "bind", "serve"]
+__all__ = ["bind", "serve"]
 
 ABORT_SECONDS = 10.0
 """How long the device may take to end its last call after everything was given up."""
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where to listen."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        """Reads ``HOST:PORT``; an IPv6 host stands in brackets.
-
-        Raises:
-            ValueError: the text is anything else.
-        """
-        host, colon, port = text.rpartition(":")
-        if not colon or not host or not port.isdigit() or int(port) > 65535:
-            raise ValueError(f"{text!r} is not HOST:PORT, for example 127.0.0.1:8000")
-        return cls(host.removeprefix("[").removesuffix("]"), int(port))
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
 
 
 def bind(address: Address) -> tuple[socket.socket, Address]:

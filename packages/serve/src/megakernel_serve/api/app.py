@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from megakernel_serve.api.chat import chat_completions
 from megakernel_serve.api.completions import completions
-from megakernel_serve.api.errors import HANDLERS
+from megakernel_serve.api.errors import any_exception, http_exception
 from megakernel_serve.api.middleware import ApiKeys, RequestIds
 from megakernel_serve.api.models import health, list_models, show_model, version
 from megakernel_serve.api.service import Service
@@ -39,8 +41,13 @@ def create_app(service: Service) -> Starlette:
     ]
     if config.api_keys:
         middleware.append(Middleware(ApiKeys, keys=config.api_keys))
-    handlers = {**HANDLERS, ClientLeftError: _client_left}
-    app = Starlette(routes=_routes(), middleware=middleware, exception_handlers=handlers)
+    # Inside of the others, so that answers to errors carry an id and may be read by any page.
+    middleware.append(Middleware(ExceptionMiddleware, handlers={Exception: any_exception}))
+    app = Starlette(
+        routes=_routes(),
+        middleware=middleware,
+        exception_handlers={HTTPException: http_exception, ClientLeftError: _client_left},
+    )
     app.router.redirect_slashes = False  # clients do not follow redirects of a POST
     app.state.service = service
     return app

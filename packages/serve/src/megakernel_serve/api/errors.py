@@ -22,7 +22,7 @@ from megakernel_serve.engine import (
     TokenIdError,
 )
 
-__all__ = ["HANDLERS", "ApiError", "as_api_error", "invalid", "unsupported"]
+__all__ = ["ApiError", "any_exception", "as_api_error", "http_exception", "invalid", "unsupported"]
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def as_api_error(error: BaseException, param: str = "prompt") -> ApiError:
     return ApiError(500, "an unexpected error happened; the server's log has the details")
 
 
-async def _http_exception(request: Request, error: Exception) -> Response:
+async def http_exception(request: Request, error: Exception) -> Response:
     """What the router raises: unknown paths and wrong methods."""
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
@@ -105,14 +105,6 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     return ApiError(error.status_code, message, headers=headers).response()
 
 
-async def _any_exception(request: Request, error: Exception) -> Response:
+async def any_exception(request: Request, error: Exception) -> Response:
+    """Everything that an endpoint raises."""
     return as_api_error(error).response()
-
-
-HANDLERS: dict[Any, Any] = {
-    HTTPException: _http_exception,
-    ApiError: _any_exception,
-    ChatError: _any_exception,
-    EngineError: _any_exception,
-    Exception: _any_exception,
-}

@@ -70,7 +70,8 @@ def _command(commands: Any, name: str, summary: str, groups: Sequence[str]) -> A
     command.add_argument("--config", metavar="FILE", help="configuration file (megakernel.toml)")
     command.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
     for option in options(groups):
-        _add_flag(command, option)
+        if groups is not ALL_GROUPS or option.name not in ("host", "port"):  # --serve has them
+            _add_flag(command, option)
     return command
 
 

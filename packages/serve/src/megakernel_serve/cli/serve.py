@@ -7,19 +7,17 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
+from megakernel_serve.address import Address
 from megakernel_serve.cli.main import INTERRUPTED
 
 if TYPE_CHECKING:
     from megakernel_serve.api import ServiceConfig
     from megakernel_serve.cli.main import Invocation
-    from megakernel_serve.server import Address
     from megakernel_serve.settings import Settings
 
 
 def run(invocation: Invocation) -> int:
     """Runs the command on ``--host`` and ``--port``."""
-    from megakernel_serve.server import Address
-
     return run_at(invocation, Address(invocation.settings.host, invocation.settings.port))
 
 

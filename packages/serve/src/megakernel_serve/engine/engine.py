@@ -100,7 +100,7 @@ class Engine:
                 raise EngineFailedError("the engine has failed and must be restarted")
             if self._phase not in ("running", "recovering"):
                 raise EngineStoppedError("the server is shutting down")
-            if len(self._waiting) >= self.max_waiting:
+            if len(self._waiting) >= self.max_waiting + self._free_rows():
                 raise EngineBusyError(
                     f"the queue is full ({self.max_waiting} requests are waiting)"
                 )
@@ -147,6 +147,11 @@ class Engine:
         for token in request.stop_ids:
             if not 0 <= token < info.vocab_size:
                 raise TokenIdError("stop", token, info.vocab_size)
+
+    def _free_rows(self) -> int:
+        """Rows that waiting requests will get at the next turn, and so do not really wait for."""
+        used = len(self._rows.sequences) if self._rows is not None else 0
+        return self.model.info.max_rows - used
 
     def _leave(self, handle: RequestHandle) -> None:
         """Takes a cancelled request out of the queue; a running one is seen by its row."""

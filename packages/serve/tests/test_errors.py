@@ -1,0 +1,302 @@
+"""Everything a client can do wrong, and what the server can do wrong, in process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import pytest
+from bigram import eventually
+
+
+def error_of(response, status):
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == ("invalid_request_error" if status < 500 else "server_error")
+    assert error["message"]
+    return error
+
+
+USER = {"role": "user", "content": "x"}
+BAD_COMPLETIONS = [
+    ({}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [""]}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": 5}, "prompt"),
+    ({"prompt": {"a": 1}}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [1.5]}, "prompt"),
+    ({"prompt": [True]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [10**9]}, "prompt"),
+    ({"prompt": [[1], [None]]}, "prompt"),
+    ({"prompt": ["x"] * 200}, "prompt"),
+    ({"prompt": "x", "max_tokens": "5"}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": True}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": 1.5}, "max_tokens"),
+    ({"prompt": "x", "temperature": -1}, "temperature"),
+    ({"prompt": "x", "temperature": 2.1}, "temperature"),
+    ({"prompt": "x", "temperature": "hot"}, "temperature"),
+    ({"prompt": "x", "top_p": 0}, "top_p"),
+    ({"prompt": "x", "top_p": 1.1}, "top_p"),
+    ({"prompt": "x", "top_k": -2}, "top_k"),
+    ({"prompt": "x", "min_p": 2}, "min_p"),
+    ({"prompt": "x", "seed": 2**64}, "seed"),
+    ({"prompt": "x", "seed": 1.5}, "seed"),
+    ({"prompt": "x", "n": 0}, "n"),
+    ({"prompt": "x", "n": 129}, "n"),
+    ({"prompt": ["x"] * 100, "n": 100}, "n"),
+    ({"prompt": "x", "stop": ""}, "stop"),
+    ({"prompt": "x", "stop": ["a", ""]}, "stop"),
+    ({"prompt": "x", "stop": [1]}, "stop[0]"),
+    ({"prompt": "x", "stop": ["a"] * 17}, "stop"),
+    ({"prompt": "x", "stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    ({"prompt": "x", "stop_token_ids": [10**9]}, "stop_token_ids"),
+    ({"prompt": "x", "min_tokens": 17}, "min_tokens"),
+    ({"prompt": "x", "stream": "yes"}, "stream"),
+    ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),
+    ({"prompt": "x", "stream": True, "max_tokens": 0, "echo": True}, "max_tokens"),
+    ({"prompt": "x", "model": 5}, "model"),
+    ({"prompt": "x", "logprobs": 0}, "logprobs"),
+    ({"prompt": "x", "logprobs": 5}, "logprobs"),
+    ({"prompt": "x", "presence_penalty": 0.5}, "presence_penalty"),
+    ({"prompt": "x", "frequency_penalty": -1}, "frequency_penalty"),
+    ({"prompt": "x", "repetition_penalty": 1.1}, "repetition_penalty"),
+    ({"prompt": "x", "logit_bias": {"5": 1}}, "logit_bias"),
+    ({"prompt": "x", "best_of": 2}, "best_of"),
+    ({"prompt": "x", "suffix": "y"}, "suffix"),
+]
+BAD_CHATS = [
+    ({}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [5]}, "messages[0]"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [USER, {"role": "user"}]}, "messages[1]"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+    ({"messages": [USER], "max_tokens": 0}, "max_tokens"),
+    ({"messages": [USER], "max_completion_tokens": "x"}, "max_completion_tokens"),
+    ({"messages": [USER], "tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"messages": [USER], "tools": [{"type": "retrieval"}]}, "tools[0].type"),
+    ({"messages": [USER], "tool_choice": "required"}, "tool_choice"),
+    ({"messages": [USER], "tool_choice": "maybe"}, "tool_choice"),
+    ({"messages": [USER], "reasoning_effort": "huge"}, "reasoning_effort"),
+    ({"messages": [USER], "chat_template_kwargs": {"thinking": "x"}}, "chat_template_kwargs"),
+    ({"messages": [USER], "logprobs": True}, "logprobs"),
+    ({"messages": [USER], "top_logprobs": 2}, "top_logprobs"),
+    ({"messages": [USER], "response_format": {"type": "json_schema"}}, "response_format"),
+    ({"messages": [USER], "response_format": "json"}, "response_format"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), BAD_COMPLETIONS)
+def test_a_bad_completion_request_names_its_field(api, body, param):
+    assert error_of(api.post("/v1/completions", body), 400)["param"] == param
+
+
+@pytest.mark.parametrize(("body", "param"), BAD_CHATS)
+def test_a_bad_chat_request_names_its_field(api, body, param):
+    assert error_of(api.post("/v1/chat/completions", body), 400)["param"] == param
+
+
+def test_neutral_values_of_unsupported_fields_and_unknown_fields_are_accepted(api):
+    neutral = {
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "logit_bias": {},
+        "logprobs": None,
+        "best_of": 1,
+        "user": "me",
+        "metadata": {"a": 1},
+        "store": False,
+        "surprise": [1],
+    }
+    assert api.complete(**neutral).status_code == 200
+    chat = {"response_format": {"type": "text"}, "logprobs": False, "top_logprobs": 0}
+    assert api.chat(**chat).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"x"',
+        b"null",
+        b"\xff\xfe",
+        b'{"prompt": NaN}',
+        b'{"prompt": "x", "temperature": Infinity}',
+        b'{"prompt": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+        b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}",
+        b"prompt=x",
+    ],
+    ids=range(11),
+)
+def test_a_body_that_is_no_json_object_is_a_400(api, raw):
+    headers = {"content-type": "application/json"}
+    error_of(api.request("POST", "/v1/completions", content=raw, headers=headers), 400)
+
+
+def test_another_content_type_is_a_400(api):
+    response = api.request("POST", "/v1/completions", data={"prompt": "x"})
+    assert "content type" in error_of(response, 400)["message"]
+
+
+def test_lone_surrogates_and_control_characters_are_text(api):
+    raw = rb'{"prompt": "a\ud800b \ud83d\ude42 \\ud800 \u0000\ufeff", "echo": true}'
+    headers = {"content-type": "application/json"}
+    response = api.request("POST", "/v1/completions", content=raw, headers=headers)
+    text = response.json()["choices"][0]["text"]
+    assert text.startswith("a\ufffdb 🙂 \\ud800 \x00\ufeff")
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_over_the_limit_is_a_413(make_api, declared):
+    api = make_api(max_body_bytes=1000).load()
+    body = json.dumps({"prompt": "x" * 2000}).encode()
+
+    async def pieces():
+        yield body[:500]
+        yield body[500:]
+
+    headers = {"content-type": "application/json"}
+    content = body if declared else pieces()
+    response = api.request("POST", "/v1/completions", content=content, headers=headers)
+    assert error_of(response, 413)["code"] == "body_too_large"
+
+
+def test_prompts_that_do_not_fit_say_so_in_a_code(api):
+    for body in ({"prompt": "x" * 256}, {"prompt": "x" * 200, "max_tokens": 100}):
+        error = error_of(api.post("/v1/completions", body), 400)
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+        assert "256" in error["message"]
+    error = error_of(api.chat("x" * 300), 400)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+def test_an_unknown_model_is_a_404(api):
+    error = error_of(api.complete(model="gpt"), 404)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    error_of(api.chat(model="gpt"), 404)
+    error_of(api.get("/v1/models/gpt"), 404)
+
+
+def test_unknown_paths_and_wrong_methods_have_json_bodies(api):
+    error_of(api.get("/v1/embeddings"), 404)
+    error_of(api.get("/"), 404)
+    error_of(api.post("/v1/completions/", {"prompt": "x"}), 404)
+    response = api.get("/v1/completions")
+    error_of(response, 405)
+    assert response.headers["allow"] == "POST"
+
+
+def test_requests_get_a_503_with_retry_after_while_loading(make_api):
+    api = make_api()
+    for response in (api.complete(), api.chat(), api.get("/v1/models")):
+        error_of(response, 503)
+        assert int(response.headers["retry-after"]) > 0
+
+
+def test_a_full_queue_is_a_503_and_nothing_of_the_request_stays(make_api):
+    api = make_api(max_waiting=2).load()
+    api.model.script.gate = threading.Event()
+    handles = []
+    from megakernel_serve.engine import Request
+
+    for _ in range(3):
+        handles.append(api.service.engine.submit(Request((1,) * 20, 1)))
+    eventually(lambda: api.service.engine.status().running == 2)
+    response = api.complete(n=2)
+    error_of(response, 503)
+    assert response.headers["retry-after"] == "1"
+    assert api.service.engine.status().waiting == 1
+
+
+def test_a_model_failure_is_a_500_without_a_traceback(api):
+    api.model.script.fail_decode = RuntimeError("boom\n  File /secret/path")
+    error = error_of(api.complete(), 500)
+    assert error["message"] == "the model failed: boom"
+    api.model.script.fail_decode = None
+    assert api.complete().status_code == 200
+    assert api.get("/health").status_code == 200
+
+
+def test_a_failure_in_a_stream_is_an_error_event(api):
+    api.model.script.fail_decode = RuntimeError("boom")
+    response = api.complete(stream=True)
+    assert response.status_code == 200
+    *_, error, done, _ = response.text.split("\n\n")
+    assert json.loads(error.removeprefix("data: "))["error"]["message"] == "the model failed: boom"
+    assert done == "data: [DONE]"
+
+
+def test_an_engine_that_is_gone_shows_in_health(api):
+    api.model.script.fail_decode = RuntimeError("boom")
+    api.model.script.fail_init = RuntimeError("gone")
+    error_of(api.complete(), 500)
+    eventually(lambda: api.get("/health").status_code == 503)
+    assert api.get("/health").json()["status"] == "failed"
+    error_of(api.complete(), 500)
+
+
+def test_an_unexpected_error_is_a_500_that_tells_nothing(api, monkeypatch):
+    def broken(*_):
+        raise KeyError("secret")
+
+    monkeypatch.setattr(api.model.chat_format, "render", broken)
+    assert "secret" not in error_of(api.chat(), 500)["message"]
+
+
+def test_a_draining_server_refuses_new_requests(api):
+    api.service.begin_drain()
+    error_of(api.complete(), 503)
+    assert api.get("/health").json()["status"] == "draining"
+
+
+def test_a_client_that_leaves_before_its_answer_frees_the_engine(api):
+    """Through ASGI itself: the disconnect message while the handler waits."""
+    api.model.script.decode_gate = threading.Event()
+    body = json.dumps({"prompt": "x", "max_tokens": 200, "ignore_eos": True}).encode()
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive():
+        if messages:
+            return messages.pop(0)
+        while api.service.engine.status().running == 0:
+            await asyncio.sleep(0.01)
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        pass
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "raw_path": b"/v1/completions",
+        "query_string": b"",
+        "root_path": "",
+        "scheme": "http",
+        "headers": [(b"content-type", b"application/json"), (b"host", b"test")],
+        "server": ("test", 80),
+        "client": ("test", 1),
+        "http_version": "1.1",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+    }
+    asyncio.run(asyncio.wait_for(api.app(scope, receive, send), 10))
+    api.model.script.decode_gate.set()
+    eventually(lambda: api.service.engine.status().running == 0)
+    assert sum(call[0] == "decode" for call in api.model.calls) < 50

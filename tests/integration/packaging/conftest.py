@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from .isolation import Environment, build, create
-from .workspace import Package, packages
+from .workspace import Package, packages, repository_files
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,13 +23,21 @@ class Built:
 
     wheel: Path
     sdist: Path
+    sources: frozenset[str]
+    """What the wheel must hold: files below ``src`` at that time."""
 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory) -> dict[Package, Built]:
     """Wheel and source distribution of every package."""
     target = tmp_path_factory.mktemp("dist")
-    return {package: Built(*build(package, target)) for package in packages()}
+
+    def built_now(package: Package) -> Built:
+        source = package.folder / "src"
+        files = {file.relative_to(source).as_posix() for file in repository_files(source)}
+        return Built(*build(package, target), frozenset(files))
+
+    return {package: built_now(package) for package in packages()}
 
 
 @pytest.fixture(scope="session", params=packages(), ids=str)

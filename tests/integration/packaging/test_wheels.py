@@ -6,7 +6,7 @@ from email import message_from_bytes
 from packaging.requirements import Requirement
 
 from .isolation import build_wheel_from
-from .workspace import packages, repository_files
+from .workspace import packages
 
 
 def contents(wheel) -> dict[str, bytes]:
@@ -21,14 +21,12 @@ def metadata(package, built):
 
 def test_a_wheel_holds_the_package_its_licence_and_nothing_else(package, built):
     found = set(contents(built[package].wheel))
-    source = package.folder / "src"
-    modules = {file.relative_to(source).as_posix() for file in repository_files(source)}
     info = f"{package.import_name}-{package.version}.dist-info"
     records = {"METADATA", "WHEEL", "RECORD", "licenses/LICENSE"}
     if {"scripts", "entry-points"} & set(package.pyproject["project"]):
         records.add("entry_points.txt")
     assert f"{package.import_name}/py.typed" in found
-    assert found == modules | {f"{info}/{name}" for name in records}
+    assert found == built[package].sources | {f"{info}/{name}" for name in records}
 
 
 def test_no_test_is_shipped(package, built):

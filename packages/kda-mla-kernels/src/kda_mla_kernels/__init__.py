@@ -1,4 +1,4 @@
-"""Decode stages for linear-attention and latent-attention language models, each with a pure-JAX reference."""
+"""Decode stages for linear- and latent-attention language models, each with a JAX reference."""
 
 from importlib.metadata import version as _version
 

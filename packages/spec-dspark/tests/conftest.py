@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass, field, replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from kda_mla_kernels.model import Decoded, GenerationDefaults, ModelInfo, Prefilled, Verified
 from kda_mla_kernels.sampling import Sampling, sample
+
+SAMPLE = jax.jit(sample)
 
 
 @dataclass
@@ -95,7 +98,7 @@ class ToyModel:
                 rows[row] = self._feed(rows[row], (tokens[row],), positions[row])[-1]
                 logits[row] = self._logits(rows[row])
         sampling = sampling or Sampling.greedy(self.info.max_rows)
-        chosen = sample(jnp.asarray(logits), sampling, jnp.asarray(positions) + 1)
+        chosen = SAMPLE(jnp.asarray(logits), sampling, jnp.asarray(positions) + 1)
         chosen = jnp.where(jnp.asarray(active), chosen, -1)
         return Decoded(chosen, jnp.asarray(logits) if with_logits else None, ToyState(rows))
 
@@ -151,7 +154,7 @@ def decode_plainly():
             chunk = prompt[start : start + model.info.max_chunk]
             logits, _, state = model.prefill(state, 0, chunk, start)
         rows = model.info.max_rows
-        first = sample(logits[None], Sampling.of([params]), jnp.array([len(prompt)]))
+        first = SAMPLE(logits[None], Sampling.of([params]), jnp.array([len(prompt)]))
         tokens = [int(first[0])]
         sampling = Sampling.of([params] + [replace(params, seed=99)] * (rows - 1))
         while len(tokens) < count:

@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from kda_mla_kernels.model import Model, State
 from kda_mla_kernels.sampling import Sampling, SamplingParams
@@ -58,8 +59,10 @@ def run_round(
 ) -> Round:
     """Drafts, judges and commits once, for sequences in distinct rows.
 
-    K is the largest number that the drafter, ``max_drafts``, the model's rows and the context of
-    every sequence allow, and no more than were found; at 0 the round is a plain decode step.
+    The drafter is asked for as many drafts as it makes, ``max_drafts``, the model's rows and the
+    context of every sequence allow. The verify step has 1, 2, 4, ... rows a sequence, as few as
+    hold the drafts that were found, so that few programs are compiled; with one row it is a plain
+    decode step.
 
     Args:
         state: consumed; the next one is in the result.
@@ -68,12 +71,14 @@ def run_round(
     Raises:
         ValueError: no sequences, more than the model has rows, or one at the end of its context.
     """
-    num_drafts = _num_drafts(model, drafter, live, max_drafts)
+    most = _most_drafts(model, drafter, live)
+    asked = most if max_drafts is None else min(most, max_drafts)
     rows = [sequence.row for sequence in live]
     anchors = [sequence.anchor for sequence in live]
     positions = [sequence.position for sequence in live]
     sampling = Sampling.of([sequence.params for sequence in live])
-    drafts, q = _propose(drafter, rows, anchors, sampling, num_drafts)
+    drafts, q = _propose(drafter, rows, anchors, sampling, asked)
+    drafts, q = _resize(drafts, q, most)
 
     # The rows of missing drafts are judged as token 0, and never accepted.
     fed = np.concatenate([np.array(anchors, np.int32)[:, None], np.maximum(drafts, 0)], axis=1)
@@ -89,9 +94,7 @@ def run_round(
     return Round(state, emitted, tuple((drafts >= 0).sum(axis=1).tolist()))
 
 
-def _num_drafts(
-    model: Model, drafter: Drafter, live: Sequence[Live], max_drafts: int | None
-) -> int:
+def _most_drafts(model: Model, drafter: Drafter, live: Sequence[Live]) -> int:
     if not live:
         raise ValueError("a round needs at least one sequence")
     if len(live) > model.info.max_rows:
@@ -100,21 +103,31 @@ def _num_drafts(
     room = limit - 1 - max(sequence.position for sequence in live)
     if room < 1:
         raise ValueError(f"a sequence stands at the end of the context of {limit} tokens")
-    wanted = drafter.max_drafts if max_drafts is None else min(max_drafts, drafter.max_drafts)
-    return max(0, min(wanted, model.info.max_rows // len(live) - 1, room - 1))
+    return min(drafter.max_drafts, model.info.max_rows // len(live) - 1, room - 1)
 
 
 def _propose(
     drafter: Drafter, rows: list[int], anchors: list[int], sampling: Sampling, num_drafts: int
 ) -> tuple[np.ndarray, jax.Array | None]:
-    """Drafts [S, K] and their distributions, K cut to the longest draft that was made."""
-    if num_drafts == 0:
+    """Drafts [S, K], and their distributions [S, K, V] if they were drawn."""
+    if num_drafts < 1:
         return np.zeros((len(rows), 0), np.int32), None
     proposal = drafter.propose(rows, anchors, sampling, num_drafts)
-    drafts = np.asarray(proposal.tokens)
-    longest = int((drafts >= 0).sum(axis=1).max())
-    q = proposal.probabilities
-    return drafts[:, :longest], None if q is None else q[:, :longest]
+    return np.asarray(proposal.tokens), proposal.probabilities
+
+
+def _resize(
+    drafts: np.ndarray, q: jax.Array | None, most: int
+) -> tuple[np.ndarray, jax.Array | None]:
+    """Cuts or pads K so that K + 1 is a power of two that holds the drafts, or ``most`` + 1."""
+    longest = int((drafts >= 0).sum(axis=1).max(initial=0))
+    width = min((1 << longest.bit_length()) - 1, most)
+    kept = drafts[:, :width]
+    padding = width - kept.shape[1]
+    drafts = np.pad(kept, ((0, 0), (0, padding)), constant_values=-1)
+    if q is None:
+        return drafts, None
+    return drafts, jnp.pad(q[:, :width], ((0, 0), (0, padding), (0, 0)))
 
 
 @cache

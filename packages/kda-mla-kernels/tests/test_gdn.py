@@ -14,6 +14,7 @@ from kda_mla_kernels.gdn import (
     replay,
     split_heads,
 )
+from kda_mla_kernels.gdn.chunked import unit_lower_inverse
 from kda_mla_kernels.gdn.reference import recur
 from kda_mla_kernels.numerics import BF16, F32
 
@@ -115,16 +116,38 @@ def test_extreme_gates_stay_finite():
     np.testing.assert_allclose(chunk_state, state, atol=1.2e-4)
 
 
+def test_equal_keys_in_a_row_stay_exact():
+    x = random_inputs(64)
+    same = jnp.broadcast_to(x.k[:, :1], x.k.shape)
+    x = GdnInputs(same * 16**-0.5, same, x.v, jnp.zeros_like(x.log_decay), jnp.ones_like(x.beta))
+    start = jnp.zeros((2, 3, 16, 16))
+    state, out, _ = recur(start, x)
+    chunk_state, chunk_out = chunked_delta_rule(start, x, jnp.array([64, 64]))
+    np.testing.assert_allclose(chunk_out, out, atol=5e-6)
+    np.testing.assert_allclose(chunk_state, state, atol=5e-6)
+
+
+def test_unit_lower_inverse_equals_numpy():
+    lower = np.tril(np.random.default_rng(0).normal(size=(3, 32, 32)), -1) * 0.3
+    expected = np.linalg.inv(lower + np.eye(32))
+    np.testing.assert_allclose(
+        unit_lower_inverse(jnp.asarray(lower, jnp.float32)), expected, rtol=1e-4, atol=1e-4
+    )
+
+
 def test_replay_is_bit_equal_to_feeding_the_accepted_tokens():
     x = random_inputs(8)
     start = jax.random.normal(jax.random.key(9), (2, 3, 16, 16))
     _, _, steps = recur(start, x)
+    step = jax.jit(lambda state, token: recur(state, token)[0])
+    fed = [start]  # the state after each count of tokens, fed one by one
+    for t in range(8):
+        fed.append(step(fed[-1], jax.tree.map(lambda a, t=t: a[:, t : t + 1], x)))
     for accepted in range(9):
-        moved = replay(start, steps, jnp.array([accepted, 8 - accepted]))
-        for s, count in enumerate((accepted, 8 - accepted)):
-            fed = jax.tree.map(lambda a, s=s, n=count: a[s : s + 1, :n], x)
-            expected = recur(start[s : s + 1], fed)[0] if count else start[s : s + 1]
-            np.testing.assert_array_equal(moved[s : s + 1], expected)
+        counts = (accepted, 8 - accepted)
+        moved = replay(start, steps, jnp.array(counts))
+        for s, count in enumerate(counts):
+            np.testing.assert_array_equal(moved[s], fed[count][s])
 
 
 def test_convolution_equals_numpy_and_continues_from_its_tail():

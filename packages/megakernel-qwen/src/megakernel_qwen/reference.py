@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import jax
 import jax.numpy as jnp
 from kda_mla_kernels import gdn, gqa, mlp, norm
-from kda_mla_kernels.gdn.reference import recur
 from kda_mla_kernels.numerics import Numerics
 
 from megakernel_qwen.config import QwenConfig
@@ -86,7 +85,7 @@ def gated_delta_net(model: _Model, x: jax.Array, trace: Trace) -> jax.Array:
         a[None], b[None], model.tensor("A_log"), model.tensor("dt_bias"), numerics
     )
     state = jnp.zeros((1, heads, *dims))
-    state, out, _ = recur(state, gdn.GdnInputs(q, k, v, log_decay, beta))
+    state, out, _ = gdn.recur(state, gdn.GdnInputs(q, k, v, log_decay, beta))
     trace.conv_inputs.append(mixed)
     trace.delta_states.append(state[0])
     gated = norm.gated_rms_norm(

@@ -2,20 +2,26 @@
 
 from kda_mla_kernels.gdn.chunked import chunked_delta_rule
 from kda_mla_kernels.gdn.reference import (
+    DeltaStep,
     GdnInputs,
     causal_convolution,
     delta_rule,
     gates,
+    mask_tokens,
+    recur,
     replay,
     split_heads,
 )
 
 __all__ = [
+    "DeltaStep",
     "GdnInputs",
     "causal_convolution",
     "chunked_delta_rule",
     "delta_rule",
     "gates",
+    "mask_tokens",
+    "recur",
     "replay",
     "split_heads",
 ]

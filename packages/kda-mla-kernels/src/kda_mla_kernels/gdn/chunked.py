@@ -16,9 +16,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.scipy.linalg import solve_triangular
 
-from kda_mla_kernels.gdn.reference import GdnInputs
+from kda_mla_kernels.gdn.reference import GdnInputs, mask_tokens
 
 __all__ = ["CHUNK", "chunked_delta_rule"]
 
@@ -27,16 +26,40 @@ CHUNK = 64
 _EXACT = lax.Precision.HIGHEST
 
 
-def _mask_padding(inputs: GdnInputs, valid: jax.Array) -> GdnInputs:
-    """Makes tokens from ``valid`` on neutral: they neither decay nor change the state."""
-    real = jnp.arange(inputs.beta.shape[1])[None, :] < valid[:, None]
-    return GdnInputs(
-        q=inputs.q,
-        k=jnp.where(real[..., None, None], inputs.k, 0.0),
-        v=jnp.where(real[..., None, None], inputs.v, 0.0),
-        log_decay=jnp.where(real[..., None], inputs.log_decay, 0.0),
-        beta=jnp.where(real[..., None], inputs.beta, 0.0),
-    )
+def unit_lower_inverse(matrix: jax.Array) -> jax.Array:
+    """Inverse of unit lower triangular matrices by doubling blocks.
+
+    From the inverses of the diagonal blocks of size n follow those of size 2n::
+
+        [A 0]^-1   [   A^-1      0  ]
+        [C B]    = [-B^-1 C A^-1 B^-1]
+
+    Only products of exact inverses occur, so equal keys in a row, which make powers of the strictly
+    lower part huge, do no harm (a Neumann product would lose everything there).
+
+    Args:
+        matrix: f32 [..., C, C], C a power of two; only the strictly lower part is read.
+
+    Returns:
+        f32 [..., C, C].
+    """
+    size = matrix.shape[-1]
+    inverse = jnp.ones((*matrix.shape[:-2], size, 1, 1), matrix.dtype)
+    block = 1
+    while block < size:
+        pairs = size // (2 * block)
+        tiles = matrix.reshape(*matrix.shape[:-2], pairs, 2, block, pairs, 2, block)
+        own = jnp.diagonal(tiles, axis1=-6, axis2=-3)  # [..., 2, block, 2, block, pairs]
+        corner = jnp.moveaxis(own[..., 1, :, 0, :, :], -1, -3)
+        halves = inverse.reshape(*matrix.shape[:-2], pairs, 2, block, block)
+        upper, lower = halves[..., 0, :, :], halves[..., 1, :, :]
+        corner = -jnp.matmul(
+            jnp.matmul(lower, corner, precision=_EXACT), upper, precision=_EXACT
+        )
+        top = jnp.concatenate([upper, jnp.zeros_like(upper)], axis=-1)
+        inverse = jnp.concatenate([top, jnp.concatenate([corner, lower], axis=-1)], axis=-2)
+        block *= 2
+    return inverse[..., 0, :, :]
 
 
 def _chunk(state: jax.Array, x: GdnInputs) -> tuple[jax.Array, jax.Array]:
@@ -53,7 +76,7 @@ def _chunk(state: jax.Array, x: GdnInputs) -> tuple[jax.Array, jax.Array]:
     overlap = jnp.einsum("shik,shjk->shij", x.k, x.k, precision=_EXACT)
     system = jnp.tril(beta * overlap * decay, -1)
     values = jnp.concatenate([beta * x.v, beta * x.k * growth], axis=-1)
-    solved = solve_triangular(system, values, lower=True, unit_diagonal=True)
+    solved = jnp.matmul(unit_lower_inverse(system), values, precision=_EXACT)
     u, w = jnp.split(solved, [x.v.shape[-1]], axis=-1)
 
     fresh = u - jnp.einsum("shck,shkv->shcv", w, state, precision=_EXACT)
@@ -76,12 +99,12 @@ def chunked_delta_rule(
         state: f32 [S, Hv, K, V] before the first token.
         inputs: T tokens; those from ``valid`` on are padding and may hold anything finite.
         valid: i32 [S], 0..T.
+        chunk: tokens per chunk, a power of two.
 
     Returns:
         the state after the last valid token and outputs f32 [S, T, Hv, V].
     """
     tokens = inputs.beta.shape[1]
-    chunk = min(chunk, tokens)
     padded = -(-tokens // chunk) * chunk
 
     def to_chunks(x: jax.Array) -> jax.Array:
@@ -89,7 +112,8 @@ def chunked_delta_rule(
         x = x.reshape(x.shape[0], padded // chunk, chunk, *x.shape[2:])
         return jnp.moveaxis(jnp.moveaxis(x, 3, 2), 1, 0)  # [chunks, S, Hv, C, ...]
 
-    masked = jax.tree.map(to_chunks, _mask_padding(inputs, valid))
+    live = jnp.arange(tokens)[None, :] < valid[:, None]
+    masked = jax.tree.map(to_chunks, mask_tokens(inputs, live))
     state, out = lax.scan(_chunk, state, masked)
     out = jnp.moveaxis(jnp.moveaxis(out, 0, 1), 2, 3)  # [S, chunks, C, Hv, V]
     return state, out.reshape(out.shape[0], padded, *out.shape[3:])[:, :tokens]

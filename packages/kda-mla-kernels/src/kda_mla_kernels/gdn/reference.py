@@ -25,6 +25,7 @@ __all__ = [
     "causal_convolution",
     "delta_rule",
     "gates",
+    "mask_tokens",
     "recur",
     "replay",
     "split_heads",
@@ -57,6 +58,17 @@ class DeltaStep(NamedTuple):
     """f32 [S, T, Hv, K]"""
     update: jax.Array
     """f32 [S, T, Hv, V]"""
+
+
+def mask_tokens(inputs: GdnInputs, live: jax.Array) -> GdnInputs:
+    """Makes tokens neutral that are not ``live`` [S, T]: they neither decay nor change a state."""
+    return GdnInputs(
+        q=inputs.q,
+        k=jnp.where(live[..., None, None], inputs.k, 0.0),
+        v=jnp.where(live[..., None, None], inputs.v, 0.0),
+        log_decay=jnp.where(live[..., None], inputs.log_decay, 0.0),
+        beta=jnp.where(live[..., None], inputs.beta, 0.0),
+    )
 
 
 def causal_convolution(
@@ -126,7 +138,12 @@ def delta_rule(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """One token: the prediction uses the decayed state, the output the updated one.
 
-    ``S <- decay · S``, ``u = beta (v - Sᵀk)``, ``S <- S + k ⊗ u``, ``o = Sᵀq``.
+    ``u = beta (v - decay · Sᵀk)``, ``S <- decay · S + k ⊗ u``, ``o = Sᵀq``.
+
+    A replayed state must have the bits of a decoded one. So the step that moves S is one
+    expression, shared with :func:`replay`: a compiler that fuses a product into the sum then
+    chooses the same product in both. Tokens that must not count are therefore made neutral
+    (decay 1, update 0) instead of selecting between the old and the new state.
 
     Args:
         state: [..., K, V]. q, k: [..., K]. v: [..., V]. decay, beta: [...]. All f32.
@@ -134,11 +151,14 @@ def delta_rule(
     Returns:
         the new state, the output [..., V] and the update u [..., V].
     """
-    state = state * decay[..., None, None]
-    predicted = jnp.sum(state * k[..., :, None], axis=-2)
+    predicted = decay[..., None] * jnp.sum(state * k[..., :, None], axis=-2)
     update = beta[..., None] * (v - predicted)
-    state = state + k[..., :, None] * update[..., None, :]
+    state = _move(state, decay, k, update)
     return state, jnp.sum(state * q[..., :, None], axis=-2), update
+
+
+def _move(state: jax.Array, decay: jax.Array, key: jax.Array, update: jax.Array) -> jax.Array:
+    return state * decay[..., None, None] + key[..., :, None] * update[..., None, :]
 
 
 def recur(state: jax.Array, inputs: GdnInputs) -> tuple[jax.Array, jax.Array, DeltaStep]:
@@ -176,8 +196,10 @@ def replay(state: jax.Array, steps: DeltaStep, accepted: jax.Array) -> jax.Array
 
     def token(carry: jax.Array, step: tuple[jax.Array, DeltaStep]) -> tuple[jax.Array, None]:
         t, (decay, key, update) = step
-        moved = carry * decay[..., None, None] + key[..., :, None] * update[..., None, :]
-        return jnp.where((t < accepted)[:, None, None, None], moved, carry), None
+        counts = t < accepted
+        decay = jnp.where(counts[:, None], decay, 1.0)
+        update = jnp.where(counts[:, None, None], update, 0.0)
+        return _move(carry, decay, key, update), None
 
     by_token = jax.tree.map(lambda x: jnp.moveaxis(x, axis, 0), steps)
     count = by_token.decay.shape[0]

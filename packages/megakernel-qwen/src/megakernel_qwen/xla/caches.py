@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
-from kda_mla_kernels.gdn import replay
-from kda_mla_kernels.gdn.reference import DeltaStep
+from kda_mla_kernels.gdn import DeltaStep, replay
 
 from megakernel_qwen.layout import QwenLayout
 

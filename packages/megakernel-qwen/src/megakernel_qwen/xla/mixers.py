@@ -14,7 +14,6 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 from kda_mla_kernels import gdn, gqa, mlp, norm
-from kda_mla_kernels.gdn.reference import recur
 from kda_mla_kernels.gqa.reference import KEY_BLOCK
 from kda_mla_kernels.numerics import Numerics
 
@@ -74,10 +73,8 @@ def decode_memory(
 ) -> tuple[Carry, jax.Array]:
     """One token per row; rows that are not live keep their state."""
     caches, records = carry
-    state, out, _ = recur(x.state, x.inputs)
-    live = batch.live[:, 0]
-    state = jnp.where(live[:, None, None, None], state, x.state)
-    tail = jnp.where(live[:, None, None], x.window[:, 1:], x.window[:, :-1])
+    state, out, _ = gdn.recur(x.state, gdn.mask_tokens(x.inputs, batch.live))
+    tail = jnp.where(batch.live[..., None], x.window[:, 1:], x.window[:, :-1])
     return (caches.put_rows(slot, batch.rows, tail, state), records), out
 
 
@@ -95,7 +92,7 @@ def verify_memory(carry: Carry, slot: Slot, batch: Batch, x: DeltaInput) -> tupl
     """Tokens one by one, as decode would feed them; the state stays, the steps are recorded."""
     caches, records = carry
     assert records is not None
-    _, out, steps = recur(x.state, x.inputs)
+    _, out, steps = gdn.recur(x.state, x.inputs)
     fresh = Records(window=x.window, steps=steps)
     records = jax.tree.map(lambda old, new: old.at[slot].set(new), records, fresh)
     return (caches, records), out

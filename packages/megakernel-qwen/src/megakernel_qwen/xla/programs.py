@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from kda_mla_kernels.gdn.reference import DeltaStep
+from kda_mla_kernels.gdn import DeltaStep
 from kda_mla_kernels.sampling import Sampling, sample
 
 from megakernel_qwen.weights import QwenWeights

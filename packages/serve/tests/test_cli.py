@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import httpx
 import pytest
-from megakernel_serve.cli import main
+from megakernel_serve.cli import execute
 from megakernel_serve.engine import ContextLengthError
 
 TESTS = Path(__file__).parent
@@ -58,7 +58,7 @@ def run(environment, tmp_path, monkeypatch, capfd):
         os.environ.update(variables)
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
         try:
-            returned = main([str(argument) for argument in arguments])
+            returned = execute([str(argument) for argument in arguments])
         finally:
             os.environ.clear()
             os.environ.update(before)

@@ -44,6 +44,17 @@ def test_loading_happens_in_a_thread_and_its_failure_is_kept(make_api):
     assert other.complete().json()["error"]["code"] == "load_failed"
 
 
+def test_a_model_that_fails_its_first_run_is_never_ready(make_api):
+    api = make_api()
+    api.model.script.fail_decode = RuntimeError("boom")
+    failed = threading.Event()
+    loaded = LoadedModel(api.model, None)
+    api.service.load_in_background(lambda: loaded, failed=failed.set)
+    assert failed.wait(10)
+    assert "boom" in str(api.service.load_error)
+    assert api.get("/health").json() == {"status": "failed"}
+
+
 def test_health_notices_a_call_that_hangs(api, monkeypatch):
     from megakernel_serve.api import service
 
@@ -56,7 +67,7 @@ def test_health_notices_a_call_that_hangs(api, monkeypatch):
     assert api.get("/health").status_code == 503
     api.model.script.gate.set()
     handle.result()
-    assert api.get("/health").status_code == 200
+    eventually(lambda: api.get("/health").status_code == 200)
 
 
 def test_health_counts_what_runs_and_waits(api):

@@ -77,8 +77,13 @@ def choose(asked: _Asked) -> Choice:
     return Choice(package, settings.model, _revision(package, settings, layers))
 
 
-def load(choice: Choice, settings: Settings, *, progress: bool = False) -> LoadedModel:
+def load(
+    choice: Choice, settings: Settings, *, rows: int = 1, progress: bool = False
+) -> LoadedModel:
     """Loads the model and its chat format.
+
+    Args:
+        rows: sequences at the same time, unless the settings say otherwise.
 
     Raises:
         CheckpointError, ConfigError: see :meth:`kda_mla_kernels.model.ModelPackage.load`.
@@ -90,7 +95,7 @@ def load(choice: Choice, settings: Settings, *, progress: bool = False) -> Loade
         devices=devices,
         backend=settings.backend,  # type: ignore[arg-type]  # the settings table has checked it
         numerics=settings.numerics,  # type: ignore[arg-type]
-        max_rows=settings.rows,
+        max_rows=settings.rows or rows,
         max_context=settings.context,
         progress=progress,
     )

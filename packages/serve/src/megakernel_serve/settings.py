@@ -105,7 +105,13 @@ class Settings:
     )
     revision: str | None = _option(None, _text, "branch, tag or commit of a repository", "model")
     context: int | None = _option(None, _integer(2), "positions per row", "model", metavar="N")
-    rows: int = _option(8, _integer(1), "sequences that run at the same time", "model", metavar="N")
+    rows: int | None = _option(
+        None,
+        _integer(1),
+        "sequences that run at the same time (default: 8 to serve, 1 in the terminal)",
+        "model",
+        metavar="N",
+    )
     devices: int | None = _option(
         None, _integer(1), "ranks to use; on CPU, virtual ones", "model", metavar="N"
     )

@@ -71,7 +71,7 @@ class Service:
 
         def work() -> None:
             try:
-                self.attach(load())
+                self.attach(load(), warm_up=True)
                 ready()
             except Exception as error:
                 _log.debug("loading failed", exc_info=True)
@@ -87,9 +87,15 @@ class Service:
         """True while the loading thread runs."""
         return self._loading is not None and self._loading.is_alive()
 
-    def attach(self, loaded: LoadedModel) -> None:
-        """Makes a loaded model available to requests."""
+    def attach(self, loaded: LoadedModel, *, warm_up: bool = False) -> None:
+        """Makes a loaded model available to requests, if asked for only after a first run."""
         engine = Engine(loaded.model, max_waiting=self.config.max_waiting)
+        if warm_up:
+            try:
+                engine.warm_up()
+            except Exception:
+                engine.shutdown(drain=False)
+                raise
         with self._lock:
             self._loaded = (loaded, engine)
             draining = self._draining

@@ -31,6 +31,7 @@ def run(invocation: Invocation) -> int:
     status.print(f"{loaded.model.info.name}. {HELP}", soft_wrap=True)
     options = ChatOptions(thinking=settings.thinking, effort=settings.effort)
     with Engine(loaded.model, max_waiting=1) as engine:
+        engine.warm_up()  # so that the figures are of running, not of compiling
         _Conversation(engine, loaded.chat_format, options, invocation).run()
     return 0
 

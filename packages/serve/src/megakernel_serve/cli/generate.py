@@ -23,6 +23,7 @@ def run(invocation: Invocation) -> int:
 
     loaded = load(choose(invocation), invocation.settings, progress=status.is_terminal)
     with Engine(loaded.model, max_waiting=1) as engine:
+        engine.warm_up()  # so that the figures are of running, not of compiling
         _generate(engine, loaded, prompt, invocation)
     return 0
 

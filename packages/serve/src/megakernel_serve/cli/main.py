@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 from megakernel_serve.cli.arguments import build_parser
 from megakernel_serve.settings import Layers, Settings, SettingsError
 
-__all__ = ["Invocation", "UsageError", "main"]
+__all__ = ["Invocation", "UsageError", "execute", "main"]
 
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -40,7 +41,18 @@ class Invocation:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code."""
+    """Runs one command in a process of its own; the exit code."""
+    code = execute(argv)
+    if any(thread.name.startswith("megakernel-") for thread in threading.enumerate()):
+        # A thread deep inside a compiler or a device call does not survive the interpreter's end.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def execute(argv: Sequence[str] | None = None) -> int:
+    """Runs one command in this process; the exit code."""
     debug = False
     try:
         invocation = _invocation(argv)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
 from megakernel_serve.address import Address
-from megakernel_serve.cli.main import INTERRUPTED
 
 if TYPE_CHECKING:
     from megakernel_serve.api import ServiceConfig
     from megakernel_serve.cli.main import Invocation
     from megakernel_serve.settings import Settings
+
+DEFAULT_ROWS = 8
 
 
 def run(invocation: Invocation) -> int:
@@ -37,16 +36,9 @@ def run_at(invocation: Invocation, address: Address) -> int:
     def ready() -> None:
         status.print(f"Ready: {', '.join(service.model_names)} at {real}/v1", soft_wrap=True)
 
-    loading = partial(load, choice, settings, progress=status.is_terminal)
-    code = 0
-    try:
-        serve(service, listener, loading, settings.drain_seconds, ready)
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    if service.loading:  # a thread deep inside a compiler does not survive the interpreter's end
-        sys.stderr.flush()
-        os._exit(code)
-    return code
+    loading = partial(load, choice, settings, rows=DEFAULT_ROWS, progress=status.is_terminal)
+    serve(service, listener, loading, settings.drain_seconds, ready)
+    return 0
 
 
 def _service_config(settings: Settings) -> ServiceConfig:

@@ -108,6 +108,14 @@ class Engine:
             self._changed.notify_all()
         return handle
 
+    def warm_up(self) -> None:
+        """Runs two tokens, so that what is compiled at first use does not cost a real request.
+
+        Raises:
+            EngineError: the model failed.
+        """
+        self.submit(Request((0,), 2, ignore_eos=True)).result()
+
     def status(self) -> EngineStatus:
         """What the engine is doing now."""
         with self._changed:

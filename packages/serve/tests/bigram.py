@@ -322,6 +322,9 @@ class BigramPackage:
         time.sleep(config.get("load_seconds", 0))
         model.script.replies.update(config.get("replies", {}))
         model.script.step_seconds = config.get("step_seconds", 0)
+        if not config.get("tokenizer", True):
+            model.info = replace(model.info, name="mute")
+            model.chat_format = model.tokenizer = None
         if "default" in config:
             model.script.default = config["default"]
         if devices is not None:

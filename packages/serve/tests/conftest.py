@@ -61,7 +61,9 @@ class Api:
         self.app = create_app(self.service)
 
     def load(self, chat_format: Any = None) -> Api:
-        self.service.attach(LoadedModel(self.model, chat_format or self.model.chat_format))
+        self.service.attach(
+            LoadedModel(self.model, self.model.tokenizer, chat_format or self.model.chat_format)
+        )
         return self
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:

@@ -9,6 +9,7 @@ from bigram import build_tokenizer
 from kda_mla_kernels.chat import ChatError, ChatOptions, ContentText, ReasoningText
 from kda_mla_kernels.errors import CheckpointError
 from megakernel_serve.chat_template import JinjaChatFormat, template_format
+from megakernel_serve.files import Checkpoint
 
 USER = [{"role": "user", "content": "a <b> & 'c'"}]
 
@@ -119,25 +120,29 @@ def test_a_reasoning_end_that_is_a_special_token_is_still_seen(tokenizer):
 
 def test_a_checkpoint_brings_its_own_template(model, tmp_path):
     with pytest.raises(CheckpointError, match="ships no chat template"):
-        template_format("auto", model, tmp_path, None)
+        own_format(model, tmp_path)
     config = {"chat_template": "config {{ eos_token }}", "eos_token": {"content": "E"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    assert text_of(template_format("auto", model, tmp_path, None), model) == "config E"
+    assert text_of(own_format(model, tmp_path), model) == "config E"
     (tmp_path / "chat_template.jinja").write_text("file {{ eos_token }}")
-    assert text_of(template_format("auto", model, tmp_path, None), model) == "file E"
+    assert text_of(own_format(model, tmp_path), model) == "file E"
     named = [{"name": "tool", "template": "a"}, {"name": "default", "template": "b"}]
     (tmp_path / "chat_template.jinja").unlink()
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    assert text_of(template_format("auto", model, tmp_path, None), model) == "b"
+    assert text_of(own_format(model, tmp_path), model) == "b"
 
 
 def test_a_template_may_be_any_file(model, tmp_path):
     (tmp_path / "mine.jinja").write_text("mine")
-    chat = template_format(str(tmp_path / "mine.jinja"), model, tmp_path, None)
+    chat = own_format(model, tmp_path, str(tmp_path / "mine.jinja"))
     assert text_of(chat, model) == "mine"
     assert chat.stop_ids == model.generation.stop_ids
     with pytest.raises(CheckpointError, match="cannot read the chat template"):
-        template_format(str(tmp_path / "other.jinja"), model, tmp_path, None)
+        own_format(model, tmp_path, str(tmp_path / "other.jinja"))
+
+
+def own_format(model, folder, source="auto"):
+    return template_format(source, Checkpoint(folder), model.tokenizer, model.generation.stop_ids)
 
 
 def text_of(chat, model):

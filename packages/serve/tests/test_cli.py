@@ -153,6 +153,14 @@ def test_failures_exit_with_1_and_one_sentence(run, tmp_path):
         run("generate", "x" * 300, "--model", CHECKPOINT, "--debug")
 
 
+def test_a_model_without_a_tokenizer_has_info_and_nothing_to_say(run, tmp_path):
+    folder = slow_checkpoint(tmp_path, tokenizer=False)
+    assert "bigram" in run("info", folder).stdout
+    for command in (["generate", "x"], ["chat"]):
+        done = run(*command, "--model", folder, code=1)
+        assert "mute has no tokenizer" in error_line(done)
+
+
 def test_devices_become_virtual_ones_on_a_cpu(environment):
     command = [sys.executable, "-m", "megakernel_serve", "info", CHECKPOINT, "--devices", "3"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
@@ -269,6 +277,7 @@ def test_a_stream_that_outlasts_the_drain_is_given_up(serve, tmp_path):
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
         assert time.monotonic() - started < 8
+    assert "Traceback" not in process.stderr.read()
 
 
 def test_sigint_while_loading_exits_with_130_at_once(serve, tmp_path):
@@ -276,6 +285,19 @@ def test_sigint_while_loading_exits_with_130_at_once(serve, tmp_path):
     assert health(url).status_code == 503
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 130
+
+
+def test_an_interrupted_answer_exits_with_130_and_without_a_traceback(environment, tmp_path):
+    checkpoint = slow_checkpoint(tmp_path, step_seconds=0.2)
+    command = [sys.executable, "-m", "megakernel_serve", "generate", "hi", "--model", checkpoint]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.read(2) == "hi"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert errors == ""
 
 
 def test_a_port_that_is_taken_is_told_before_anything_is_loaded(run):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import threading
 
 import pytest
@@ -258,6 +259,37 @@ def test_an_unexpected_error_is_a_500_that_tells_nothing(api, monkeypatch):
 
     monkeypatch.setattr(api.model.chat_format, "render", broken)
     assert "secret" not in error_of(api.chat(), 500)["message"]
+
+
+def test_what_nests_too_deeply_for_the_format_is_a_400(api, monkeypatch):
+    def endless(*arguments):
+        return endless(*arguments)
+
+    monkeypatch.setattr(api.model.chat_format, "render", endless)
+    assert error_of(api.chat(), 400)["param"] == "messages"
+
+
+VALUES = [None, True, False, 0, 1, -1, 2**70, 0.5, "", "x", [], ["x"], [1], {}, {"type": "text"}]
+FIELDS = [
+    *("model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature"),
+    *("top_p", "top_k", "min_p", "seed", "n", "stop", "stop_token_ids", "ignore_eos", "echo"),
+    *("min_tokens", "stream", "stream_options", "tools", "tool_choice", "reasoning_effort"),
+    *("chat_template_kwargs", "parallel_tool_calls", "response_format", "logprobs"),
+    *("include_stop_str_in_output", "tokens", "return_token_strs", "add_special_tokens"),
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_mix_of_values_makes_the_server_fail(api, seed):
+    """Random bodies: any answer but a 500, and the engine is free afterwards."""
+    chosen = random.Random(seed)
+    for _ in range(60):
+        path = chosen.choice(["/v1/completions", "/v1/chat/completions", "/tokenize"])
+        body = {"prompt": "x", "messages": [USER], "max_tokens": 3}
+        body |= {name: chosen.choice(VALUES) for name in chosen.sample(FIELDS, 2)}
+        response = api.post(path, body)
+        assert response.status_code in (200, 400, 404), (path, body, response.text)
+    eventually(lambda: api.service.engine.status().running == 0)
 
 
 def test_a_draining_server_refuses_new_requests(api):

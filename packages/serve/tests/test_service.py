@@ -25,10 +25,10 @@ def test_loading_happens_in_a_thread_and_its_failure_is_kept(make_api):
 
     def load():
         assert go.wait(10)
-        return LoadedModel(api.model, api.model.chat_format)
+        return LoadedModel(api.model, api.model.tokenizer, api.model.chat_format)
 
     api.service.load_in_background(load, ready.set, failed.set)
-    assert api.service.loading
+    assert api.get("/health").json() == {"status": "loading"}
     go.set()
     assert ready.wait(10)
     assert api.complete().status_code == 200
@@ -48,7 +48,7 @@ def test_a_model_that_fails_its_first_run_is_never_ready(make_api):
     api = make_api()
     api.model.script.fail_decode = RuntimeError("boom")
     failed = threading.Event()
-    loaded = LoadedModel(api.model, None)
+    loaded = LoadedModel(api.model, api.model.tokenizer, None)
     api.service.load_in_background(lambda: loaded, failed=failed.set)
     assert failed.wait(10)
     assert "boom" in str(api.service.load_error)
@@ -170,7 +170,7 @@ def test_request_ids_are_kept_if_they_are_fit_for_a_log(api):
 
 def test_a_model_without_a_chat_format_still_completes(make_api):
     api = make_api()
-    api.service.attach(LoadedModel(api.model, None))
+    api.service.attach(LoadedModel(api.model, api.model.tokenizer, None))
     response = api.chat()
     assert response.status_code == 400
     assert "no chat format" in response.json()["error"]["message"]

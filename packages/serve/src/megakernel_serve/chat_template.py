@@ -28,10 +28,9 @@ from kda_mla_kernels.chat import (
     Rendered,
 )
 from kda_mla_kernels.errors import CheckpointError
-from kda_mla_kernels.model import Model
 from tokenizers import Tokenizer
 
-from megakernel_serve.files import file_of, read_json
+from megakernel_serve.files import Checkpoint
 from megakernel_serve.text import Detokenizer, StopScanner
 
 __all__ = ["JinjaChatFormat", "template_format"]
@@ -145,31 +144,32 @@ def _content(text: str) -> list[ChatEvent]:
 
 
 def template_format(
-    source: str, model: Model, checkpoint: str | Path, revision: str | None
+    source: str, checkpoint: Checkpoint, tokenizer: Tokenizer, stop_ids: frozenset[int]
 ) -> JinjaChatFormat:
     """The format that ``--chat-template`` names: a file, or ``auto`` for the checkpoint's own.
 
     Raises:
         CheckpointError: there is no such template.
+        ChatError: it is not valid Jinja.
     """
-    config = read_json(checkpoint, "tokenizer_config.json", revision) or {}
-    template = _own_template(checkpoint, revision, config) if source == "auto" else _read(source)
+    config = checkpoint.json("tokenizer_config.json") or {}
+    template = _own_template(checkpoint, config) if source == "auto" else _read(source)
     variables = {
         name: value["content"] if isinstance(value, dict) else value
         for name in ("bos_token", "eos_token", "pad_token", "unk_token")
         if (value := config.get(name)) is not None
     }
-    return JinjaChatFormat(template, model.tokenizer, model.generation.stop_ids, variables)
+    return JinjaChatFormat(template, tokenizer, stop_ids, variables)
 
 
-def _own_template(checkpoint: str | Path, revision: str | None, config: Mapping[str, Any]) -> str:
-    if (path := file_of(checkpoint, "chat_template.jinja", revision)) is not None:
+def _own_template(checkpoint: Checkpoint, config: Mapping[str, Any]) -> str:
+    if (path := checkpoint.file("chat_template.jinja")) is not None:
         return path.read_text(encoding="utf-8")
     found = config.get("chat_template")
     if isinstance(found, list):  # several, by name
         found = next((one["template"] for one in found if one.get("name") == "default"), None)
     if not isinstance(found, str):
-        raise CheckpointError(f"{checkpoint} ships no chat template")
+        raise CheckpointError(f"{checkpoint.name} ships no chat template")
     return found
 
 

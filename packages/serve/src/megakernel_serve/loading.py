@@ -18,11 +18,12 @@ from kda_mla_kernels.model import (
     package_for_model_type,
     packages,
 )
+from tokenizers import Tokenizer
 
-from megakernel_serve.files import read_json
+from megakernel_serve.files import Checkpoint
 from megakernel_serve.settings import Layers, Settings
 
-__all__ = ["Choice", "LoadedModel", "choose", "load"]
+__all__ = ["Choice", "LoadedModel", "choose", "load", "load_model"]
 
 PREFERRED_FAMILY = "qwen"
 
@@ -41,6 +42,7 @@ class LoadedModel:
     """A model, and how to talk to it."""
 
     model: Model
+    tokenizer: Tokenizer
     chat_format: ChatFormat | None
     """None if neither the package nor the settings have one."""
 
@@ -80,16 +82,39 @@ def choose(asked: _Asked) -> Choice:
 def load(
     choice: Choice, settings: Settings, *, rows: int = 1, progress: bool = False
 ) -> LoadedModel:
-    """Loads the model and its chat format.
+    """Loads a model to talk to: with its tokenizer and chat format.
 
     Args:
         rows: sequences at the same time, unless the settings say otherwise.
 
     Raises:
+        CheckpointError: there is no tokenizer, or see :func:`load_model`.
+        ConfigError: see :func:`load_model`.
+    """
+    model = load_model(choice, settings, rows=rows, progress=progress)
+    if model.tokenizer is None:
+        raise CheckpointError(f"{model.info.name} has no tokenizer, so it cannot take text")
+    chat_format = model.chat_format
+    if settings.chat_template is not None:
+        from megakernel_serve.chat_template import template_format
+
+        own = Checkpoint(choice.checkpoint, choice.revision)
+        chat_format = template_format(
+            settings.chat_template, own, model.tokenizer, model.generation.stop_ids
+        )
+    return LoadedModel(model, model.tokenizer, chat_format)
+
+
+def load_model(
+    choice: Choice, settings: Settings, *, rows: int = 1, progress: bool = False
+) -> Model:
+    """Loads just the model.
+
+    Raises:
         CheckpointError, ConfigError: see :meth:`kda_mla_kernels.model.ModelPackage.load`.
     """
     devices = _devices(settings.devices) if settings.devices is not None else None
-    model = choice.package.load(
+    return choice.package.load(
         choice.checkpoint,
         revision=choice.revision,
         devices=devices,
@@ -99,14 +124,6 @@ def load(
         max_context=settings.context,
         progress=progress,
     )
-    chat_format: ChatFormat | None = getattr(model, "chat_format", None)
-    if settings.chat_template is not None:
-        from megakernel_serve.chat_template import template_format
-
-        chat_format = template_format(
-            settings.chat_template, model, choice.checkpoint, choice.revision
-        )
-    return LoadedModel(model, chat_format)
 
 
 def _choose_of_family(package: ModelPackage, settings: Settings, layers: Layers) -> Choice:
@@ -137,7 +154,7 @@ def _package_of(checkpoint: str, revision: str | None) -> ModelPackage:
         for family in packages():
             if (package := find_package(family)).default_repo == checkpoint:
                 return package
-    config = read_json(checkpoint, "config.json", revision)
+    config = Checkpoint(checkpoint, revision).json("config.json")
     if config is None:
         raise CheckpointError(f"{checkpoint} has no config.json")
     return package_for_model_type(str(config.get("model_type")))

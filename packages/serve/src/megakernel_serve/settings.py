@@ -229,7 +229,10 @@ class Layers:
         Raises:
             SettingsError: the named file is missing, is not TOML, or has an unknown key.
         """
-        found = dotenv_values(folder / ".env", interpolate=False)
+        try:
+            found = dotenv_values(folder / ".env", interpolate=False)
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"cannot read .env: {error}") from None
         dotenv = {name: value for name, value in found.items() if value is not None}
         named = config or environment.get("MEGAKERNEL_CONFIG") or dotenv.get("MEGAKERNEL_CONFIG")
         path = Path(named) if named else folder / CONFIG_NAME

@@ -81,7 +81,7 @@ async def completions(request: Request) -> Response:
 
 
 def _encode_all(service: Service, body: CompletionRequest) -> list[_Prompt]:
-    tokenizer = service.loaded.model.tokenizer
+    tokenizer = service.loaded.tokenizer
     prompts = read_prompts(body.prompt)
     if len(prompts) * (body.n or 1) > min(MOST_CHOICES, service.config.max_waiting):
         raise invalid("the prompts times n are more answers than this server can queue", "n")
@@ -108,7 +108,7 @@ def _submit(
         for request in engine_requests(service, body, prompt.ids, body.max_tokens, default)
     ]
     handles = submit_all(service, requests, "prompt")
-    tokenizer = service.loaded.model.tokenizer
+    tokenizer = service.loaded.tokenizer
     return [
         Choice(
             index,

@@ -23,7 +23,10 @@ def render(service: Service, body: ChatFields) -> tuple[ChatFormat, Rendered]:
     if chat_format is None:
         raise invalid("this model has no chat format; use /v1/completions", "messages")
     messages = [_message(message) for message in body.messages]
-    return chat_format, chat_format.render(messages, _options(service, body))
+    try:
+        return chat_format, chat_format.render(messages, _options(service, body))
+    except RecursionError:
+        raise invalid("the conversation is nested too deeply", "messages") from None
 
 
 def may_call(body: ChatFields) -> bool:

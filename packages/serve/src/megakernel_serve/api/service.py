@@ -59,14 +59,13 @@ class Service:
         self._loaded: tuple[LoadedModel, Engine] | None = None
         self._draining = False
         self._lock = threading.Lock()
-        self._loading: threading.Thread | None = None
 
     def load_in_background(
         self,
         load: Callable[[], LoadedModel],
         ready: Callable[[], None] = lambda: None,
         failed: Callable[[], None] = lambda: None,
-    ) -> threading.Thread:
+    ) -> None:
         """Starts loading; then ``ready`` or ``failed`` is called from the loading thread."""
 
         def work() -> None:
@@ -78,14 +77,7 @@ class Service:
                 self.load_error = error
                 failed()
 
-        self._loading = threading.Thread(target=work, name="megakernel-load", daemon=True)
-        self._loading.start()
-        return self._loading
-
-    @property
-    def loading(self) -> bool:
-        """True while the loading thread runs."""
-        return self._loading is not None and self._loading.is_alive()
+        threading.Thread(target=work, name="megakernel-load", daemon=True).start()
 
     def attach(self, loaded: LoadedModel, *, warm_up: bool = False) -> None:
         """Makes a loaded model available to requests, if asked for only after a first run."""

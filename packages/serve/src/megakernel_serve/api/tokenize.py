@@ -31,20 +31,20 @@ async def detokenize(request: Request) -> Response:
     values = await read_json(request, service.config.max_body_bytes)
     body = validate(values, DetokenizeRequest)
     service.check_model(body.model)
-    tokenizer = service.loaded.model.tokenizer
+    tokenizer = service.loaded.tokenizer
     known = [token for token in body.tokens if token < 2**32]
     text = await asyncio.to_thread(tokenizer.decode, known, skip_special_tokens=False)
     return JSONResponse({"prompt": text})
 
 
 def _tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
-    model = service.loaded.model
+    loaded = service.loaded
     if body.prompt is not None:
-        encoded = model.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+        encoded = loaded.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
         ids = list(encoded.ids)
     else:
         ids = list(render(service, body)[1].token_ids)
-    answer = {"tokens": ids, "count": len(ids), "max_model_len": model.info.max_context}
+    answer = {"tokens": ids, "count": len(ids), "max_model_len": loaded.model.info.max_context}
     if body.return_token_strs:
-        answer["token_strs"] = [model.tokenizer.id_to_token(token) or "" for token in ids]
+        answer["token_strs"] = [loaded.tokenizer.id_to_token(token) or "" for token in ids]
     return answer

@@ -43,7 +43,7 @@ def _generate(engine, loaded: LoadedModel, prompt: str, invocation: Invocation) 
     from megakernel_serve.text import TextAnswer
 
     model, settings = loaded.model, invocation.settings
-    ids = tuple(model.tokenizer.encode(prompt).ids)
+    ids = tuple(loaded.tokenizer.encode(prompt).ids)
     room = model.info.max_context - len(ids)
     # With no room left the request is submitted all the same: the engine says why it cannot be.
     request = Request(
@@ -51,7 +51,7 @@ def _generate(engine, loaded: LoadedModel, prompt: str, invocation: Invocation) 
         settings.max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room)),
         sampling_params(settings, model.generation),
     )
-    answer, finish, handle = TextAnswer(model.tokenizer), None, engine.submit(request)
+    answer, finish, handle = TextAnswer(loaded.tokenizer), None, engine.submit(request)
     print(prompt, end="", flush=True)
     with prefill_progress(len(ids), model.info.max_chunk) as bar:
         task = bar.add_task("", total=len(ids)) if bar else None

@@ -16,14 +16,14 @@ def run(invocation: Invocation) -> int:
     from rich.table import Table
 
     from megakernel_serve.cli.terminal import status
-    from megakernel_serve.loading import choose, load
+    from megakernel_serve.loading import choose, load_model
 
     choice = choose(invocation)
-    loaded = load(choice, invocation.settings, progress=status.is_terminal)
+    model = load_model(choice, invocation.settings, progress=status.is_terminal)
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in _lines(loaded.model):
+    for name, value in _lines(model):
         table.add_row(name, value)
     Console(highlight=False).print(table)
     return 0

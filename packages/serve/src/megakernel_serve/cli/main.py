@@ -57,9 +57,7 @@ def execute(argv: Sequence[str] | None = None) -> int:
     try:
         invocation = _invocation(argv)
         debug = invocation.debug
-        logging.basicConfig(
-            level=logging.DEBUG if debug else logging.ERROR + 1, format="%(name)s: %(message)s"
-        )
+        _configure_logging(invocation)
         run = importlib.import_module(f"megakernel_serve.cli.{invocation.command}").run
         return run(invocation)
     except SystemExit as stop:  # argparse
@@ -95,6 +93,16 @@ def _invocation(argv: Sequence[str] | None) -> Invocation:
     if command not in ("generate", "chat", "serve", "info"):
         command, family = "family", command
     return Invocation(command, family, settings, layers, arguments, debug)
+
+
+def _configure_logging(invocation: Invocation) -> None:
+    """A server logs its warnings; in the terminal the one error line says it all."""
+    serves = invocation.command == "serve" or invocation.arguments["serve"] is not None
+    level = logging.WARNING if serves else logging.CRITICAL
+    logging.basicConfig(
+        level=logging.DEBUG if invocation.debug else level,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
 
 
 def _complain(error: Exception, code: int) -> int:

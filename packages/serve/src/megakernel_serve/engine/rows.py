@@ -77,7 +77,8 @@ class Rows:
         self._state = model.init_state()
         self._slots: list[Sequence | None] = [None] * model.info.max_rows
         self._sampling: Sampling | None = None
-        self._end_ids = model.generation.stop_ids | model.chat_format.stop_ids
+        chat_ids = model.chat_format.stop_ids if model.chat_format else frozenset()
+        self._end_ids = model.generation.stop_ids | chat_ids
 
     @property
     def sequences(self) -> list[Sequence]:

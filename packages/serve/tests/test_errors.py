@@ -298,21 +298,13 @@ def test_a_draining_server_refuses_new_requests(api):
     assert api.get("/health").json()["status"] == "draining"
 
 
-def test_a_client_that_leaves_before_its_answer_frees_the_engine(api):
-    """Through ASGI itself: the disconnect message while the handler waits."""
-    api.model.script.decode_gate = threading.Event()
-    body = json.dumps({"prompt": "x", "max_tokens": 200, "ignore_eos": True}).encode()
-    messages = [{"type": "http.request", "body": body, "more_body": False}]
+def ask_asgi(app, body, receive_next, send):
+    """One request through ASGI itself, where the test plays the HTTP server."""
+    first = {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+    messages = [first]
 
     async def receive():
-        if messages:
-            return messages.pop(0)
-        while api.service.engine.status().running == 0:
-            await asyncio.sleep(0.01)
-        return {"type": "http.disconnect"}
-
-    async def send(message):
-        pass
+        return messages.pop(0) if messages else await receive_next()
 
     scope = {
         "type": "http",
@@ -328,7 +320,47 @@ def test_a_client_that_leaves_before_its_answer_frees_the_engine(api):
         "http_version": "1.1",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
     }
-    asyncio.run(asyncio.wait_for(api.app(scope, receive, send), 10))
+
+    async def go():
+        await asyncio.wait_for(app(scope, receive, send), 10)
+
+    asyncio.run(go())
+
+
+ENDLESS = {"prompt": "x", "max_tokens": 200, "ignore_eos": True}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_disconnect_message_frees_the_engine(api, stream):
+    api.model.script.decode_gate = threading.Event()
+
+    async def receive_next():
+        while api.service.engine.status().running == 0:
+            await asyncio.sleep(0.01)
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        pass
+
+    ask_asgi(api.app, ENDLESS | {"stream": stream}, receive_next, send)
     api.model.script.decode_gate.set()
     eventually(lambda: api.service.engine.status().running == 0)
     assert sum(call[0] == "decode" for call in api.model.calls) < 50
+
+
+@pytest.mark.parametrize("sent_before", [0, 2])
+def test_a_send_that_fails_frees_the_engine(api, sent_before):
+    api.model.script.step_seconds = 0.01
+    sent = []
+
+    async def send(message):
+        if len(sent) == sent_before:
+            raise OSError("the client has left")
+        sent.append(message)
+
+    async def receive_next():
+        await asyncio.sleep(3600)
+
+    ask_asgi(api.app, ENDLESS | {"stream": True}, receive_next, send)
+    eventually(lambda: api.service.engine.status().running == 0)
+    assert sum(call[0] == "decode" for call in api.model.calls) < 150

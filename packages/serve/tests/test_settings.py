@@ -56,6 +56,7 @@ def test_lists_come_from_repeated_flags_commas_and_toml(tmp_path):
         ({"flags": {"port": "x"}}, "--port must be a whole number >= 0, not 'x'"),
         ({"environment": {"MEGAKERNEL_TOP_P": "0"}}, "MEGAKERNEL_TOP_P must be a number above 0"),
         ({"dotenv": "MEGAKERNEL_ROWS=0"}, "MEGAKERNEL_ROWS in .env must be a whole number >= 1"),
+        ({"flags": {"api_key": [""]}}, "--api-key must be a comma-separated list"),
         ({"toml": "temperature = 3"}, "temperature in .*toml must be a number from 0 to 2"),
         ({"toml": "model = [1]"}, "model in .*toml must be a text"),
         ({"toml": "backend = 'gpu'"}, "must be one of auto, xla, megakernel, not 'gpu'"),

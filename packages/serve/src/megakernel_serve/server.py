@@ -66,7 +66,7 @@ def serve(
 ) -> None:
     """Serves until a signal, then lets running requests end for ``drain_seconds``.
 
-    SIGTERM returns, SIGINT raises ``KeyboardInterrupt``, a second signal ends at once.
+    SIGTERM returns, SIGINT raises ``KeyboardInterrupt``, a second SIGINT ends at once.
 
     Args:
         load: called in a thread; ``/health`` answers 503 until it returns.

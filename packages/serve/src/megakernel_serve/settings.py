@@ -67,7 +67,10 @@ def _seed(text: str) -> int:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(word for word in (part.strip() for part in text.split(",")) if word)
+    words = tuple(word for word in (part.strip() for part in text.split(",")) if word)
+    if not words:  # --api-key "$KEY" with an empty KEY must not open the server to everybody
+        raise ValueError
+    return words
 
 
 def _text(text: str) -> str:

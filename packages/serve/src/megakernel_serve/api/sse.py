@@ -56,8 +56,8 @@ class EventStream(Response):
         try:
             await send(start)
             await unless_client_leaves(receive, self._send_all(send))
-        except ClientLeftError:
-            pass
+        except (ClientLeftError, OSError):
+            pass  # some servers raise OSError from a send to a client that has left
         finally:
             self._release()
             await self._events.aclose()
@@ -66,20 +66,27 @@ class EventStream(Response):
         async def write(data: bytes, more: bool = True) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
-        while True:
+        last = False
+        while not last:
             step = asyncio.ensure_future(anext(self._events, None))
             try:
                 while not (await asyncio.wait({step}, timeout=self._keepalive_seconds))[0]:
                     await write(KEEPALIVE)
-                if (event := step.result()) is None:
-                    break
-                await write(_encode(event))
-            except Exception as error:  # the status is sent; an event is all that is left
-                await write(_encode(as_api_error(error).body()))
-                break
+                event, last = _outcome(step)
             finally:
                 await _cancel(step)
+            if event is not None:
+                await write(_encode(event))
         await write(DONE, more=False)
+
+
+def _outcome(step: asyncio.Future[dict[str, Any] | None]) -> tuple[dict[str, Any] | None, bool]:
+    """The event of a finished step, and whether it is the last one."""
+    try:
+        event = step.result()
+    except Exception as error:  # the status is sent; an event is all that is left
+        return as_api_error(error).body(), True
+    return event, event is None
 
 
 async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

@@ -62,7 +62,7 @@ def _command(commands: Any, name: str, summary: str, groups: Sequence[str]) -> A
     command = commands.add_parser(
         name,
         help=summary,
-        description=summary.capitalize() + ".",
+        description=f"{summary[0].upper()}{summary[1:]}.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,

@@ -28,7 +28,7 @@ __all__ = ["Engine", "EngineStatus"]
 
 _log = logging.getLogger(__name__)
 
-ABORT_SECONDS = 5.0
+ABORT_SECONDS = 2.0
 """How long an abort waits for the device call that is under way."""
 
 Phase: TypeAlias = Literal["running", "recovering", "draining", "aborting", "failed", "stopped"]

@@ -126,15 +126,26 @@ def test_a_result_does_not_depend_on_the_neighbours_or_the_place_in_the_batch(dr
     assert judge(mixed)[10:] == judge(ours)[:20][::-1]
 
 
-@pytest.mark.parametrize("drawn", [False, True])
-def test_a_round_without_drafts_is_plain_sampling(drawn):
+def test_a_round_without_drafts_is_plain_sampling():
     _, logits, params, positions, _ = _random_case(5)
-    none = np.full((30, 3), -1, np.int32)
-    q = np.full((30, 3, 9), 1 / 9, np.float32) if drawn else None
-    got = JUDGE(none, logits, Sampling.of(params), positions, q)
+    got = JUDGE(np.full((30, 3), -1, np.int32), logits, Sampling.of(params), positions)
     plain = SAMPLE(logits[:, 0], Sampling.of(params), positions)
     np.testing.assert_array_equal(got.tokens[:, 0], plain)
     assert not got.accepted.any()
+
+
+def test_where_drawn_drafts_are_missing_the_target_alone_is_drawn_from():
+    params = SETTINGS[1]
+    none = np.full((SEQUENCES, 2), -1, np.int32)
+    logits = np.broadcast_to(TARGET[0], (SEQUENCES, 3, VOCABULARY))
+    q = np.full((SEQUENCES, 2, VOCABULARY), 1 / VOCABULARY, np.float32)
+    got = JUDGE(none, logits, _seeded(params), np.zeros(SEQUENCES, np.int32), q)
+    observed = np.bincount(np.asarray(got.tokens[:, 0]), minlength=VOCABULARY)
+    p = _filtered(params)[0]
+    assert not got.accepted.any()
+    assert observed[p == 0].sum() == 0
+    kept = p > 0
+    assert stats.chisquare(observed[kept], p[kept] * SEQUENCES / p.sum()).pvalue > 1e-3
 
 
 # Statistics: sequences of a Markov chain are drafted by another chain, judged and continued in

@@ -35,7 +35,6 @@ from kda_mla_kernels.sampling import Sampling, probabilities, sample, uniform
 __all__ = ["DRAFT_SALT", "Accepted", "accept", "accept_greedy"]
 
 NEXT_SALT = 0
-"""The draw after accepted drafts, as in plain sampling: a round without drafts is the same."""
 ACCEPT_SALT = 1
 RESIDUAL_SALT = 2
 DRAFT_SALT = 3
@@ -143,7 +142,7 @@ def _accept_drawn(
         uniform(sampling.seed, positions + accepted, salt) for salt in (NEXT_SALT, RESIDUAL_SALT)
     )
     left = jnp.where(rejected[:, None], _residual(p_next, q_next), p_next)
-    following = _draw(left, logits[row, accepted], jnp.where(rejected, again, fresh))
+    following = _draw(left, jnp.where(rejected, again, fresh))
     return _emit(drafts, accepted, following)
 
 
@@ -178,16 +177,14 @@ def _residual(p: jax.Array, q: jax.Array) -> jax.Array:
     return jnp.where(mass > 0, excess / jnp.where(mass > 0, mass, 1.0), p)
 
 
-def _draw(distribution: jax.Array, logits: jax.Array, chance: jax.Array) -> jax.Array:
-    """One token of each row by the inverse distribution function, in plain sampling's order."""
-    order = jnp.argsort(-logits, axis=-1, stable=True)
-    ranked = jnp.take_along_axis(distribution, order, axis=-1)
-    below = jnp.cumsum(ranked, axis=-1) <= chance[:, None]
-    # Rounding may leave the last sum under 1: fall back to the last token that can be drawn.
-    ranks = jnp.arange(ranked.shape[-1])
-    last = jnp.max(jnp.where(ranked > 0, ranks, 0), axis=-1)
-    place = jnp.minimum(jnp.sum(below, axis=-1), last)
-    return jnp.take_along_axis(order, place[:, None], axis=-1)[:, 0].astype(jnp.int32)
+def _draw(distribution: jax.Array, chance: jax.Array) -> jax.Array:
+    """One token of each row by the inverse distribution function, in the order of ids."""
+    ends = jnp.cumsum(distribution, axis=-1)
+    below = ends <= chance[:, None] * ends[:, -1:]
+    # Rounding may make the last product reach the sum: fall back to the last token with a chance.
+    ids = jnp.arange(distribution.shape[-1])
+    last = jnp.max(jnp.where(distribution > 0, ids, 0), axis=-1)
+    return jnp.minimum(jnp.sum(below, axis=-1), last).astype(jnp.int32)
 
 
 def _leading(good: jax.Array) -> jax.Array:

@@ -128,8 +128,10 @@ class Model(Protocol):
 
     info: ModelInfo
     generation: GenerationDefaults
-    chat_format: ChatFormat
-    tokenizer: Tokenizer
+    chat_format: ChatFormat | None
+    """None if the checkpoint has no tokenizer."""
+    tokenizer: Tokenizer | None
+    """None if the checkpoint has none: then only token ids go in and out."""
 
     def init_state(self) -> State:
         """A state whose R rows are all empty (position 0)."""

@@ -77,9 +77,10 @@ def load(
     _check_backend(backend)
     _check_rows(max_rows)
     policy = numerics_of(numerics if numerics != "auto" else "f32" if on_cpu else "bf16")
-    tokenizer = load_tokenizer(opened.folder)
-    chat_format = QwenChatFormat(tokenizer, read_dialect(opened.folder))
-    generation = _generation_defaults(opened, config, chat_format.stop_ids)
+    tokenizer = load_tokenizer(opened.folder) if _has_tokenizer(opened) else None
+    chat_format = QwenChatFormat(tokenizer, read_dialect(opened.folder)) if tokenizer else None
+    stops = chat_format.stop_ids if chat_format else frozenset()
+    generation = _generation_defaults(opened, config, stops)
 
     mesh = Mesh(np.array(ranks), (RANKS,))
     weights = load_weights(
@@ -107,7 +108,13 @@ def load(
         feature_layers=taps,
     )
     programs = Programs(Rank(layout, policy), mesh, max_rows, cache_slots(context), taps)
-    return QwenXla(info, generation, chat_format, tokenizer.tokenizer, weights, programs)
+    text_side = tokenizer.tokenizer if tokenizer else None
+    return QwenXla(info, generation, chat_format, text_side, weights, programs)
+
+
+def _has_tokenizer(checkpoint: Checkpoint) -> bool:
+    """Weights alone are enough for token ids in, token ids out."""
+    return (checkpoint.folder / "tokenizer.json").exists()
 
 
 def _ranks(devices: Sequence[jax.Device] | None) -> list[jax.Device]:

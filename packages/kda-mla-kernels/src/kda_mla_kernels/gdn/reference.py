@@ -161,6 +161,12 @@ def _move(state: jax.Array, decay: jax.Array, key: jax.Array, update: jax.Array)
     return state * decay[..., None, None] + key[..., :, None] * update[..., None, :]
 
 
+def _token(state: jax.Array, x: GdnInputs) -> tuple[jax.Array, tuple[jax.Array, DeltaStep]]:
+    decay = jnp.exp(x.log_decay)
+    state, out, update = delta_rule(state, x.q, x.k, x.v, decay, x.beta)
+    return state, (out, DeltaStep(decay, x.k, update))
+
+
 def recur(state: jax.Array, inputs: GdnInputs) -> tuple[jax.Array, jax.Array, DeltaStep]:
     """The delta rule over T tokens, one by one.
 
@@ -170,14 +176,8 @@ def recur(state: jax.Array, inputs: GdnInputs) -> tuple[jax.Array, jax.Array, De
     Returns:
         the state after the last token, outputs f32 [S, T, Hv, V] and the replay records.
     """
-
-    def token(carry: jax.Array, x: GdnInputs) -> tuple[jax.Array, tuple[jax.Array, DeltaStep]]:
-        decay = jnp.exp(x.log_decay)
-        carry, out, update = delta_rule(carry, x.q, x.k, x.v, decay, x.beta)
-        return carry, (out, DeltaStep(decay, x.k, update))
-
     by_token = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), inputs)
-    state, outputs = lax.scan(token, state, by_token)
+    state, outputs = lax.scan(_token, state, by_token)
     out, steps = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs)
     return state, out, steps
 

@@ -47,8 +47,8 @@ class QwenXla:
 
     info: ModelInfo
     generation: GenerationDefaults
-    chat_format: ChatFormat
-    tokenizer: Tokenizer
+    chat_format: ChatFormat | None
+    tokenizer: Tokenizer | None
     weights: QwenWeights
     programs: Programs
 

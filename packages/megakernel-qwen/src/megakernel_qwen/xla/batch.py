@@ -30,6 +30,9 @@ class Batch:
     """i32 [S] rows of the state, or None: sequence s is row s"""
     flat_rows: int = field(metadata={"static": True})
     """M >= S·T"""
+    alone: bool = field(metadata={"static": True}, default=False)
+    """True: each token attends in a product of its own, M of one shape whatever S and T are, so
+    that decode and verify round alike. False: the tokens of a sequence attend together."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -46,3 +49,18 @@ class Batch:
         """[M, ...] -> [S, T, ...]."""
         s, t = self.shape
         return x[: s * t].reshape(s, t, *x.shape[1:])
+
+    def queries(self, x: jax.Array) -> jax.Array:
+        """[M, ...] -> [S', T', ...], the shape in which tokens attend."""
+        return x[:, None] if self.alone else self.grid(x)
+
+    def answers(self, x: jax.Array) -> jax.Array:
+        """The way back: [S', T', ...] -> [M, ...]."""
+        return x[:, 0] if self.alone else self.flat(x)
+
+    @property
+    def query_rows(self) -> jax.Array:
+        """i32 [S'] row of the state whose keys a query sees."""
+        s, t = self.shape
+        rows = jnp.arange(s) if self.rows is None else self.rows
+        return self.flat(jnp.repeat(rows, t).reshape(s, t)) if self.alone else rows

@@ -150,14 +150,13 @@ def _write(cache: jax.Array, slot: Slot, batch: Batch, fresh: jax.Array) -> jax.
     return cache.at[slot, rows[:, None], :, positions].set(fresh, mode="drop")
 
 
-def _fetch(caches: Caches, slot: Slot, rows: jax.Array | None, block: int) -> gqa.FetchKeys:
+def _fetch(caches: Caches, slot: Slot, rows: jax.Array, block: int) -> gqa.FetchKeys:
     """A reader of key and value blocks [S, G, block, D] that leaves the cache where it is."""
 
     def fetch(start: jax.Array | int) -> tuple[jax.Array, jax.Array]:
         def read(cache: jax.Array) -> jax.Array:
             shape = (1, *cache.shape[1:3], block, cache.shape[4])
-            part = jax.lax.dynamic_slice(cache, (slot, 0, 0, start, 0), shape)[0]
-            return part if rows is None else part[rows]
+            return jax.lax.dynamic_slice(cache, (slot, 0, 0, start, 0), shape)[0, rows]
 
         return read(caches.keys), read(caches.values)
 
@@ -185,10 +184,11 @@ def gated_attention(
         values=_write(caches.values, slot, batch, batch.grid(v)),
     )
     block = min(KEY_BLOCK, caches.keys.shape[3])
-    fetch = _fetch(caches, slot, batch.rows, block)
-    out = gqa.blocked_attention(batch.grid(q), fetch, batch.positions, numerics, block)
+    fetch = _fetch(caches, slot, batch.query_rows, block)
+    positions = batch.queries(batch.flat(batch.positions))
+    out = gqa.blocked_attention(batch.queries(q), fetch, positions, numerics, block)
     opened = numerics.round(jax.nn.sigmoid(gate.astype(jnp.float32)))
-    gated = numerics.round(batch.flat(out).astype(jnp.float32) * opened.astype(jnp.float32))
+    gated = numerics.round(batch.answers(out).astype(jnp.float32) * opened.astype(jnp.float32))
     flat = gated.reshape(gated.shape[0], layout.query_heads * config.head_dim)
     return numerics.dot(flat, weights.out_proj), (caches, records)
 

@@ -105,9 +105,8 @@ class Programs:
             active: jax.Array,
             sampling: Sampling,
         ) -> tuple[jax.Array, jax.Array, Caches]:
-            batch = Batch(
-                tokens[:, None], positions[:, None], active[:, None], None, flat_rows=self.rows
-            )
+            columns = (tokens[:, None], positions[:, None], active[:, None])
+            batch = Batch(*columns, rows=None, flat_rows=self.rows, alone=True)
             stream = self._run(weights, caches, batch, decode_memory, None)
             logits = head(self.rank, weights, stream.hidden)
             chosen = sample(logits, sampling, positions + 1)
@@ -130,7 +129,8 @@ class Programs:
         ) -> tuple[jax.Array, jax.Array, Caches, Records]:
             s, t = tokens.shape
             positions = first[:, None] + jnp.arange(t)
-            batch = Batch(tokens, positions, jnp.ones((s, t), bool), rows, flat_rows=self.rows)
+            live = jnp.ones((s, t), bool)
+            batch = Batch(tokens, positions, live, rows, flat_rows=self.rows, alone=True)
             stream = self._run(weights, caches, batch, verify_memory, self._no_records(s, t))
             logits = batch.grid(head(self.rank, weights, stream.hidden))
             assert stream.records is not None
@@ -170,7 +170,7 @@ class Programs:
             return (commit_records(caches, records, rows, accepted),)
 
         split, whole = PartitionSpec(RANKS), PartitionSpec()
-        return self._compile(body, (split, split, whole, whole), (split,), donate=(0, 1))
+        return self._compile(body, (split, split, whole, whole), (split,), donate=(0,))
 
     @cached_property
     def prefill(self) -> Callable[..., tuple[jax.Array, jax.Array, Caches]]:

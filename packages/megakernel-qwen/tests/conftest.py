@@ -1,0 +1,113 @@
+"""Eight virtual devices, the golden checkpoint, and loaded models that tests share."""
+
+from functools import cache
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from kda_mla_kernels.checkpoint import open_checkpoint
+from megakernel_qwen import package
+from megakernel_qwen.config import QwenConfig
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+TINY = Path(__file__).parent / "golden" / "qwen_tiny"
+
+
+@pytest.fixture(scope="session")
+def golden():
+    with np.load(TINY / "golden.npz") as data:
+        return dict(data)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder():
+    return TINY
+
+
+@pytest.fixture(scope="session")
+def tiny_config():
+    return QwenConfig.from_json(open_checkpoint(TINY).config)
+
+
+@pytest.fixture(scope="session")
+def tiny_tensors():
+    checkpoint = open_checkpoint(TINY)
+    return {name: checkpoint.read(name) for name in checkpoint.names()}
+
+
+@pytest.fixture(scope="session")
+def load_tiny():
+    """Loads the golden checkpoint; equal arguments give the same model."""
+
+    @cache
+    def load(ranks=1, numerics="f32", feature_layers=(), stack_layers=False, **options):
+        return package.load(
+            TINY,
+            devices=jax.devices()[:ranks],
+            numerics=numerics,
+            feature_layers=feature_layers,
+            stack_layers=stack_layers,
+            **{"max_context": 256, **options},
+        )
+
+    return load
+
+
+class Sequence:
+    """Drives one row of a model by hand, for tests."""
+
+    def __init__(self, model, row=0):
+        self.model, self.row, self.position = model, row, 0
+        self.state = model.init_state()
+
+    def prefill(self, tokens, chunk=None, **options):
+        chunk = chunk or len(tokens)
+        logits = []
+        for first in range(0, len(tokens), chunk):
+            part = tokens[first : first + chunk]
+            out = self.model.prefill(self.state, self.row, part, self.position, **options)
+            self.state, self.position = out.state, self.position + len(part)
+            logits.append(np.asarray(out.logits))
+        return logits
+
+    def decode(self, token):
+        rows = self.model.info.max_rows
+        tokens, positions = np.zeros(rows, int), np.zeros(rows, int)
+        tokens[self.row], positions[self.row] = token, self.position
+        active = np.arange(rows) == self.row
+        out = self.model.decode(self.state, tokens, positions, active, with_logits=True)
+        self.state, self.position = out.state, self.position + 1
+        return np.asarray(out.logits)[self.row]
+
+    def verify(self, tokens):
+        out = self.model.verify(self.state, [self.row], [tokens], [self.position])
+        self.state = out.state
+        return np.asarray(out.logits)[0]
+
+    def commit(self, count):
+        self.state = self.model.commit(self.state, [count])
+        self.position += count
+
+
+@pytest.fixture(scope="session")
+def sequence():
+    return Sequence
+
+
+def row_state(state, row, positions):
+    """One row's recurrent state and the keys and values of its first positions, as numpy."""
+    caches = state.caches
+    kept = {
+        "tail": caches.tail[:, :, row],
+        "delta": caches.delta[:, :, row],
+        "keys": caches.keys[:, :, row, :, :positions],
+        "values": caches.values[:, :, row, :, :positions],
+    }
+    return {name: np.asarray(part) for name, part in kept.items()}
+
+
+@pytest.fixture(scope="session")
+def state_of_row():
+    return row_state

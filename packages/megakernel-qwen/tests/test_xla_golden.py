@@ -1,0 +1,110 @@
+"""The XLA backend on 1, 2, 4 and 8 devices against transformers' outputs and our reference."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from kda_mla_kernels import gdn
+from kda_mla_kernels.numerics import BF16
+from megakernel_qwen import reference
+from megakernel_qwen.layout import QwenLayout
+
+ALL_LAYERS = tuple(range(8))
+
+
+@pytest.fixture(params=[1, 2, 4, 8], ids=lambda ranks: f"{ranks} ranks")
+def model(request, load_tiny):
+    # Unrolled on one device as laptops run it, a loop over periods on several as slices do.
+    return load_tiny(request.param, feature_layers=ALL_LAYERS, stack_layers=request.param > 1)
+
+
+@pytest.mark.parametrize("n", [7, 70])
+def test_prefill_logits_and_hidden_states_equal_the_golden(model, golden, n):
+    tokens = golden[f"len{n}/input_ids"]
+    out = model.prefill(model.init_state(), 3, tokens, 0, all_logits=True)
+    error = np.abs(np.asarray(out.logits) - golden[f"len{n}/fp32/logits"])
+    assert error.max() < 2e-4
+    assert error.mean() < 2e-5
+    expected = golden[f"len{n}/fp32/hidden"][1:]
+    hidden = np.moveaxis(np.asarray(out.features), 1, 0)
+    np.testing.assert_allclose(hidden, expected, rtol=0, atol=2e-4 * expected.std())
+
+
+def channels_of_all_ranks(layout, tail):
+    """[ranks, layers, 3, channels of a rank] -> [layers, 3, all queries, keys, values]."""
+    cuts = [layout.key_width, 2 * layout.key_width]
+    parts = np.split(np.moveaxis(tail, 0, 2), cuts, axis=-1)
+    return np.concatenate([part.reshape(*part.shape[:2], -1) for part in parts], axis=-1)
+
+
+def test_states_after_the_prompt_equal_the_golden(model, golden, tiny_config, state_of_row):
+    out = model.prefill(model.init_state(), 3, golden["len70/input_ids"], 0, all_logits=True)
+    state = state_of_row(out.state, 3, 70)
+    tail = channels_of_all_ranks(QwenLayout(tiny_config, model.info.ranks), state["tail"])
+    expected = golden["len70/fp32/gdn_conv_state"][..., 1:]  # the oldest column is spare
+    np.testing.assert_allclose(np.moveaxis(tail, 1, 2), expected, rtol=0, atol=5e-5)
+    delta = np.concatenate(list(state["delta"]), axis=1)  # ranks hold neighbouring heads
+    expected = golden["len70/fp32/gdn_recurrent_state"]
+    np.testing.assert_allclose(delta, expected, rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("n", [1, 70])
+def test_greedy_tokens_equal_the_golden(model, golden, sequence, n):
+    run = sequence(model, row=2)
+    logits = run.prefill(golden[f"len{n}/input_ids"], all_logits=True)[0][-1]
+    for token, expected in zip(
+        golden[f"len{n}/fp32/greedy_tokens"], golden[f"len{n}/fp32/greedy_logits"]
+    ):
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=2e-4)
+        assert logits.argmax() == token
+        logits = run.decode(token)
+
+
+def test_bf16_equals_the_reference_at_the_same_rounding_points(
+    load_tiny, golden, tiny_config, tiny_tensors
+):
+    tokens = golden["len70/input_ids"]
+    model = load_tiny(2, numerics="bf16", stack_layers=True)
+    ours = np.asarray(model.prefill(model.init_state(), 0, tokens, 0, all_logits=True).logits)
+    expected = np.asarray(
+        reference.forward(tiny_config, BF16, tiny_tensors, jnp.asarray(tokens))[0]
+    )
+    # Sums in another order move a value over a rounding border now and then, and the layers after
+    # that carry it on; a missing or extra rounding point moves every value.
+    error = np.abs(ours - expected)
+    assert error.mean() < 0.03
+    assert error.max() < 0.4
+    assert (ours.argmax(-1) == expected.argmax(-1)).mean() > 0.95
+
+
+def test_bf16_is_as_near_the_golden_as_two_implementations_are(load_tiny, golden):
+    model = load_tiny(2, numerics="bf16", stack_layers=True)
+    out = model.prefill(model.init_state(), 0, golden["len70/input_ids"], 0, all_logits=True)
+    error = np.abs(np.asarray(out.logits) - golden["len70/bf16/logits"])
+    assert error.mean() < 0.15
+    assert error.max() < 1.2
+    same = np.asarray(out.logits).argmax(-1) == golden["len70/bf16/logits"].argmax(-1)
+    assert same.mean() > 0.85
+
+
+def test_a_mistake_in_the_chunk_form_is_caught(monkeypatch, load_tiny, golden):
+    """The backend's own forms are planted too: here a chunk that forgets the state before it."""
+    right = gdn.chunked_delta_rule
+
+    def wrong(state, inputs, valid, chunk=64):
+        return right(jnp.zeros_like(state), inputs, valid, chunk)
+
+    monkeypatch.setattr(gdn, "chunked_delta_rule", wrong)
+    model = load_tiny(1, max_rows=2)  # a model of its own: programs are traced on first use
+    state, tokens = model.init_state(), golden["len70/input_ids"]
+    for first, last in ((0, 35), (35, 70)):
+        out = model.prefill(state, 0, tokens[first:last], first, all_logits=True)
+        state = out.state
+    error = np.abs(np.asarray(out.logits) - golden["len70/fp32/logits"][35:])
+    assert error.max() > 100 * 2e-4
+
+
+def test_a_rank_that_reads_the_wrong_key_head_is_caught(monkeypatch, load_tiny, golden):
+    monkeypatch.setattr(QwenLayout, "first_kv_head", lambda self, rank: 0)
+    model = load_tiny(4, max_rows=2, stack_layers=True)
+    out = model.prefill(model.init_state(), 0, golden["len70/input_ids"], 0, all_logits=True)
+    assert np.abs(np.asarray(out.logits) - golden["len70/fp32/logits"]).max() > 100 * 2e-4

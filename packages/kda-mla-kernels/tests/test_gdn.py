@@ -40,6 +40,14 @@ def inputs(golden):
     return GdnInputs(q, k, v, log_decay, beta)
 
 
+def recur_each(states, inputs):
+    """The recurrent form over [S, T, ...] inputs, sequence after sequence."""
+    s, t = inputs.beta.shape[:2]
+    flat = jax.tree.map(lambda x: x.reshape(s * t, *x.shape[2:]), inputs)
+    states, out, steps = recur(states, flat, jnp.repeat(jnp.arange(s), t))
+    return states, out.reshape(s, t, *out.shape[1:]), steps
+
+
 def random_inputs(tokens, seed=0, sequences=2, heads=3, dim=16):
     keys = jax.random.split(jax.random.key(seed), 5)
     shape = (sequences, tokens, heads)
@@ -69,7 +77,7 @@ def test_gates_and_unit_vectors_equal_the_golden(golden, inputs):
 def test_outputs_and_state_equal_the_golden(golden, inputs, form, case):
     state = jnp.asarray(golden["initial_state"]) * (case == "with_init")
     if form == "recurrent":
-        state, out, _ = recur(state, inputs)
+        state, out, _ = recur_each(state, inputs)
     else:
         state, out = chunked_delta_rule(state, inputs, jnp.array([70]))
     np.testing.assert_allclose(out, golden[f"{case}_o"], atol=2e-6)
@@ -78,7 +86,7 @@ def test_outputs_and_state_equal_the_golden(golden, inputs, form, case):
 
 def test_one_token_equals_the_golden(golden, inputs):
     first = jax.tree.map(lambda x: x[:, :1], inputs)
-    state, out, _ = recur(jnp.asarray(golden["initial_state"]), first)
+    state, out, _ = recur_each(jnp.asarray(golden["initial_state"]), first)
     np.testing.assert_allclose(out, golden["one_token_o"], atol=2e-6)
     np.testing.assert_allclose(state, golden["one_token_state"], atol=2e-6)
 
@@ -87,7 +95,7 @@ def test_one_token_equals_the_golden(golden, inputs):
 def test_chunked_equals_recurrent_for_any_length(tokens):
     x = random_inputs(tokens)
     start = jax.random.normal(jax.random.key(9), (2, 3, 16, 16)) * 0.1
-    state, out, _ = recur(start, x)
+    state, out, _ = recur_each(start, x)
     chunk_state, chunk_out = chunked_delta_rule(start, x, jnp.array([tokens, tokens]))
     np.testing.assert_allclose(chunk_out, out, atol=5e-6)
     np.testing.assert_allclose(chunk_state, state, atol=5e-6)
@@ -99,7 +107,7 @@ def test_padding_after_the_valid_tokens_changes_nothing(valid):
     start = jax.random.normal(jax.random.key(9), (2, 3, 16, 16)) * 0.1
     state, out = chunked_delta_rule(start, x, jnp.array([valid, 70]))
     short = jax.tree.map(lambda a: a[:1, :valid], x)
-    expected, expected_out, _ = recur(start[:1], short)
+    expected, expected_out, _ = recur_each(start[:1], short)
     np.testing.assert_allclose(state[:1], expected, atol=5e-6)
     np.testing.assert_allclose(out[:1, :valid], expected_out, atol=5e-6)
 
@@ -108,7 +116,7 @@ def test_extreme_gates_stay_finite():
     x = random_inputs(130)
     x = GdnInputs(x.q, x.k, x.v, x.log_decay.at[:, ::3].set(-80.0).at[:, 1::3].set(0.0), x.beta)
     start = jnp.ones((2, 3, 16, 16))
-    state, out, _ = recur(start, x)
+    state, out, _ = recur_each(start, x)
     chunk_state, chunk_out = chunked_delta_rule(start, x, jnp.array([130, 130]))
     assert np.isfinite(chunk_out).all()
     # Sums of g reach 1760, where an f32 step is 1.2e-4: so is the relative error of e^(G_i - G_j).
@@ -121,7 +129,7 @@ def test_equal_keys_in_a_row_stay_exact():
     same = jnp.broadcast_to(x.k[:, :1], x.k.shape)
     x = GdnInputs(same * 16**-0.5, same, x.v, jnp.zeros_like(x.log_decay), jnp.ones_like(x.beta))
     start = jnp.zeros((2, 3, 16, 16))
-    state, out, _ = recur(start, x)
+    state, out, _ = recur_each(start, x)
     chunk_state, chunk_out = chunked_delta_rule(start, x, jnp.array([64, 64]))
     np.testing.assert_allclose(chunk_out, out, atol=5e-6)
     np.testing.assert_allclose(chunk_state, state, atol=5e-6)
@@ -138,14 +146,16 @@ def test_unit_lower_inverse_equals_numpy():
 def test_replay_is_bit_equal_to_feeding_the_accepted_tokens():
     x = random_inputs(8)
     start = jax.random.normal(jax.random.key(9), (2, 3, 16, 16))
-    _, _, steps = recur(start, x)
-    step = jax.jit(lambda state, token: recur(state, token)[0])
+    _, _, steps = recur_each(start, x)
+    step = jax.jit(lambda states, token: recur(states, token, jnp.arange(2))[0])
     fed = [start]  # the state after each count of tokens, fed one by one
     for t in range(8):
-        fed.append(step(fed[-1], jax.tree.map(lambda a, t=t: a[:, t : t + 1], x)))
+        fed.append(step(fed[-1], jax.tree.map(lambda a, t=t: a[:, t], x)))
     for accepted in range(9):
         counts = (accepted, 8 - accepted)
-        moved = replay(start, steps, jnp.array(counts))
+        owner = jnp.repeat(jnp.arange(2), 8)
+        real = jnp.tile(jnp.arange(8), 2) < jnp.array(counts)[owner]
+        moved = replay(start, steps, owner, real)
         for s, count in enumerate(counts):
             np.testing.assert_array_equal(moved[s], fed[count][s])
 

@@ -77,19 +77,19 @@ def gated_delta_net(model: _Model, x: jax.Array, trace: Trace) -> jax.Array:
     z, b, a = (model.project(x, f"in_proj_{name}") for name in "zba")
     taps = model.tensor("conv1d.weight")[:, 0].T
     start = jnp.zeros((1, taps.shape[0] - 1, config.conv_channels), mixed.dtype)
-    channels = gdn.causal_convolution(start, mixed[None], taps, numerics)
+    channels = gdn.causal_convolution(start, mixed[None], taps, numerics)[0]
     dims = (config.linear_key_head_dim, config.linear_value_head_dim)
     heads = config.linear_num_value_heads
     q, k, v = gdn.split_heads(channels, config.linear_num_key_heads, dims[0], heads, dims[1])
     log_decay, beta = gdn.gates(
-        a[None], b[None], model.tensor("A_log"), model.tensor("dt_bias"), numerics
+        a, b, model.tensor("A_log"), model.tensor("dt_bias"), numerics
     )
     state = jnp.zeros((1, heads, *dims))
     state, out, _ = gdn.recur(state, gdn.GdnInputs(q, k, v, log_decay, beta))
     trace.conv_inputs.append(mixed)
     trace.delta_states.append(state[0])
     gated = norm.gated_rms_norm(
-        numerics.round(out[0]),
+        numerics.round(out),
         z.reshape(tokens, heads, dims[1]),
         model.tensor("norm.weight"),
         config.rms_norm_eps,

@@ -5,18 +5,21 @@ from kda_mla_kernels.gdn.reference import (
     DeltaStep,
     GdnInputs,
     causal_convolution,
+    convolve,
     delta_rule,
     gates,
     mask_tokens,
     recur,
     replay,
     split_heads,
+    token_windows,
 )
 
 __all__ = [
     "DeltaStep",
     "GdnInputs",
     "causal_convolution",
+    "convolve",
     "chunked_delta_rule",
     "delta_rule",
     "gates",
@@ -24,4 +27,5 @@ __all__ = [
     "recur",
     "replay",
     "split_heads",
+    "token_windows",
 ]

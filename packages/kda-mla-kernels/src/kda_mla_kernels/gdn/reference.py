@@ -1,6 +1,6 @@
 """The gated delta net, one token at a time.
 
-Letters: S sequences, T tokens, C convolution channels (queries, keys, values), W taps,
+Letters: S sequences, T tokens of each, M tokens of all, C convolution channels (queries, keys, values), W taps,
 Hk key heads, Hv value heads, K key dim, V value dim. States are f32 [..., Hv, K, V].
 
 Source: "Gated Delta Networks" (Yang, Kautz, Hatamizadeh 2024), eq. 10, with the gates and
@@ -23,45 +23,47 @@ __all__ = [
     "DeltaStep",
     "GdnInputs",
     "causal_convolution",
+    "convolve",
     "delta_rule",
     "gates",
     "mask_tokens",
     "recur",
     "replay",
     "split_heads",
+    "token_windows",
 ]
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class GdnInputs:
-    """What the delta rule reads, all f32."""
+    """What the delta rule reads, all f32. The axes before the heads are the tokens."""
 
     q: jax.Array
-    """[S, T, Hv, K] unit length, then scaled by K^-0.5"""
+    """[..., Hv, K] unit length, then scaled by K^-0.5"""
     k: jax.Array
-    """[S, T, Hv, K] unit length"""
+    """[..., Hv, K] unit length"""
     v: jax.Array
-    """[S, T, Hv, V]"""
+    """[..., Hv, V]"""
     log_decay: jax.Array
-    """[S, T, Hv], g <= 0; the state is multiplied by exp(g)"""
+    """[..., Hv], g <= 0; the state is multiplied by exp(g)"""
     beta: jax.Array
-    """[S, T, Hv] in (0, 1)"""
+    """[..., Hv] in (0, 1)"""
 
 
 class DeltaStep(NamedTuple):
     """What one token did to the state: ``S <- decay · S + key ⊗ update``."""
 
     decay: jax.Array
-    """f32 [S, T, Hv]"""
+    """f32 [M, Hv]"""
     key: jax.Array
-    """f32 [S, T, Hv, K]"""
+    """f32 [M, Hv, K]"""
     update: jax.Array
-    """f32 [S, T, Hv, V]"""
+    """f32 [M, Hv, V]"""
 
 
 def mask_tokens(inputs: GdnInputs, live: jax.Array) -> GdnInputs:
-    """Makes tokens neutral that are not ``live`` [S, T]: they neither decay nor change a state."""
+    """Makes tokens neutral that are not ``live`` [...]: they neither decay nor change a state."""
     return GdnInputs(
         q=inputs.q,
         k=jnp.where(live[..., None, None], inputs.k, 0.0),
@@ -71,24 +73,42 @@ def mask_tokens(inputs: GdnInputs, live: jax.Array) -> GdnInputs:
     )
 
 
-def causal_convolution(
-    tail: jax.Array, inputs: jax.Array, taps: jax.Array, numerics: Numerics
-) -> jax.Array:
-    """Depthwise causal convolution over tokens, then SiLU; one rounding at the end.
-
-    ``y_t = silu(Σ_j taps[j] · x_{t-W+1+j})``: the last tap multiplies the current token.
+def token_windows(tail: jax.Array, inputs: jax.Array) -> jax.Array:
+    """What each token's convolution sees.
 
     Args:
         tail: [S, W-1, C] the inputs before the first token, oldest first; zeros at the start.
-        inputs: [S, T, C] before the convolution. taps: [W, C].
+        inputs: [S, T, C].
 
     Returns:
-        [S, T, C] in the activation dtype.
+        [S, T, W, C], oldest first.
     """
-    window = jnp.concatenate([tail, inputs], axis=1).astype(jnp.float32)
-    tokens, weights = inputs.shape[1], taps.astype(jnp.float32)
-    total = sum(weights[j] * window[:, j : j + tokens] for j in range(taps.shape[0]))
+    line = jnp.concatenate([tail, inputs], axis=1)
+    tokens = inputs.shape[1]
+    return jnp.stack([line[:, j : j + tokens] for j in range(tail.shape[1] + 1)], axis=2)
+
+
+def convolve(windows: jax.Array, taps: jax.Array, numerics: Numerics) -> jax.Array:
+    """Depthwise convolution of each token's window, then SiLU; one rounding at the end.
+
+    ``y = silu(Σ_j taps[j] · window[j])``: the last tap multiplies the current token.
+
+    Args:
+        windows: [..., W, C]. taps: [W, C].
+
+    Returns:
+        [..., C] in the activation dtype.
+    """
+    wide, weights = windows.astype(jnp.float32), taps.astype(jnp.float32)
+    total = sum(weights[j] * wide[..., j, :] for j in range(taps.shape[0]))
     return numerics.round(jax.nn.silu(total))
+
+
+def causal_convolution(
+    tail: jax.Array, inputs: jax.Array, taps: jax.Array, numerics: Numerics
+) -> jax.Array:
+    """The short convolution of whole sequences: [S, T, C] -> [S, T, C]."""
+    return convolve(token_windows(tail, inputs), taps, numerics)
 
 
 def gates(
@@ -116,10 +136,10 @@ def split_heads(
     Value head h reads key head ``h // (Hv / Hk)``. The query carries the factor K^-0.5.
 
     Args:
-        channels: [S, T, C], C = queries, keys, values, each head-major.
+        channels: [..., C], C = queries, keys, values, each head-major.
 
     Returns:
-        f32 q, k [S, T, Hv, K] and v [S, T, Hv, V].
+        f32 q, k [..., Hv, K] and v [..., Hv, V].
     """
     width = key_heads * key_dim
     q, k, v = jnp.split(channels, [width, 2 * width], axis=-1)
@@ -138,7 +158,7 @@ def delta_rule(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """One token: the prediction uses the decayed state, the output the updated one.
 
-    ``u = beta (v - decay · Sᵀk)``, ``S <- decay · S + k ⊗ u``, ``o = Sᵀq``.
+    ``u = beta (v - Sᵀ(decay · k))``, ``S <- decay · S + k ⊗ u``, ``o = Sᵀq``.
 
     A replayed state must have the bits of a decoded one. So the step that moves S is one
     expression, shared with :func:`replay`: a compiler that fuses a product into the sum then
@@ -151,56 +171,67 @@ def delta_rule(
     Returns:
         the new state, the output [..., V] and the update u [..., V].
     """
-    predicted = decay[..., None] * jnp.sum(state * k[..., :, None], axis=-2)
+    predicted = _read(state, decay[..., None] * k)
     update = beta[..., None] * (v - predicted)
     state = _move(state, decay, k, update)
-    return state, jnp.sum(state * q[..., :, None], axis=-2), update
+    return state, _read(state, q), update
+
+
+def _read(state: jax.Array, key: jax.Array) -> jax.Array:
+    """``Sᵀ key``."""
+    return jnp.einsum("...kv,...k->...v", state, key, precision=lax.Precision.HIGHEST)
 
 
 def _move(state: jax.Array, decay: jax.Array, key: jax.Array, update: jax.Array) -> jax.Array:
     return state * decay[..., None, None] + key[..., :, None] * update[..., None, :]
 
 
-def _token(state: jax.Array, x: GdnInputs) -> tuple[jax.Array, tuple[jax.Array, DeltaStep]]:
-    decay = jnp.exp(x.log_decay)
-    state, out, update = delta_rule(state, x.q, x.k, x.v, decay, x.beta)
-    return state, (out, DeltaStep(decay, x.k, update))
+def recur(
+    states: jax.Array, inputs: GdnInputs, owner: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array, DeltaStep]:
+    """The delta rule over M tokens in order, each moving the state of the sequence it belongs to.
 
-
-def recur(state: jax.Array, inputs: GdnInputs) -> tuple[jax.Array, jax.Array, DeltaStep]:
-    """The delta rule over T tokens, one by one.
-
-    Args:
-        state: f32 [S, Hv, K, V] before the first token.
-
-    Returns:
-        the state after the last token, outputs f32 [S, T, Hv, V] and the replay records.
-    """
-    by_token = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), inputs)
-    state, outputs = lax.scan(_token, state, by_token)
-    out, steps = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs)
-    return state, out, steps
-
-
-def replay(state: jax.Array, steps: DeltaStep, accepted: jax.Array) -> jax.Array:
-    """Applies the first ``accepted[s]`` recorded tokens of each sequence, in decode's order.
+    One token is one turn of one loop whatever M and S are: a compiler that orders sums by shape
+    therefore rounds a token alike in a step of many sequences and in a step of many tokens.
 
     Args:
-        state: f32 [..., S, Hv, K, V]. steps: as recorded, with the same leading axes.
-        accepted: i32 [S], 0..T.
+        states: f32 [S, Hv, K, V] before the first token.
+        inputs: fields [M, ...].
+        owner: i32 [M] index of each token's sequence; None: all belong to sequence 0.
 
     Returns:
-        the state that feeding these tokens one by one leaves.
+        the states after the last token, outputs f32 [M, Hv, V] and the replay records.
     """
-    axis = state.ndim - 3  # the token axis of the records
 
-    def token(carry: jax.Array, step: tuple[jax.Array, DeltaStep]) -> tuple[jax.Array, None]:
-        t, (decay, key, update) = step
-        counts = t < accepted
-        decay = jnp.where(counts[:, None], decay, 1.0)
-        update = jnp.where(counts[:, None, None], update, 0.0)
-        return _move(carry, decay, key, update), None
+    def token(
+        states: jax.Array, step: tuple[jax.Array, GdnInputs]
+    ) -> tuple[jax.Array, tuple[jax.Array, DeltaStep]]:
+        mine, x = step
+        decay = jnp.exp(x.log_decay)
+        state, out, update = delta_rule(states[mine], x.q, x.k, x.v, decay, x.beta)
+        return states.at[mine].set(state), (out, DeltaStep(decay, x.k, update))
 
-    by_token = jax.tree.map(lambda x: jnp.moveaxis(x, axis, 0), steps)
-    count = by_token.decay.shape[0]
-    return lax.scan(token, state, (jnp.arange(count), by_token))[0]
+    owners = jnp.zeros(inputs.beta.shape[0], jnp.int32) if owner is None else owner
+    states, (out, steps) = lax.scan(token, states, (owners, inputs))
+    return states, out, steps
+
+
+def replay(states: jax.Array, steps: DeltaStep, owner: jax.Array, counts: jax.Array) -> jax.Array:
+    """Applies recorded tokens in decode's order.
+
+    Args:
+        states: f32 [S, Hv, K, V] before the first token. steps: fields [M, ...].
+        owner: i32 [M] as in :func:`recur`. counts: bool [M], which tokens are applied.
+
+    Returns:
+        the states that feeding these tokens one by one leaves.
+    """
+
+    def token(
+        states: jax.Array, step: tuple[jax.Array, jax.Array, DeltaStep]
+    ) -> tuple[jax.Array, None]:
+        mine, real, (decay, key, update) = step
+        decay, update = jnp.where(real, decay, 1.0), jnp.where(real, update, 0.0)
+        return states.at[mine].set(_move(states[mine], decay, key, update)), None
+
+    return lax.scan(token, states, (owner, counts, steps))[0]

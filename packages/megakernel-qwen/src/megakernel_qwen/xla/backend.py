@@ -126,7 +126,7 @@ class QwenXla:
         if state.pending is None:
             raise ValueError("nothing to commit: call verify first")
         records, rows = state.pending
-        tokens = records.steps.decay.shape[3]
+        tokens = records.window.shape[3] - state.caches.tail.shape[3]
         if not isinstance(accepted, jax.Array):
             counts = as_i32(accepted)
             if counts.shape != rows.shape or (counts < 0).any() or (counts > tokens).any():

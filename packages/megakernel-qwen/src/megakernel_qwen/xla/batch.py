@@ -59,8 +59,13 @@ class Batch:
         return x[:, 0] if self.alone else self.flat(x)
 
     @property
+    def owner(self) -> jax.Array:
+        """i32 [M] index of each token's sequence."""
+        s, t = self.shape
+        return self.flat(jnp.broadcast_to(jnp.arange(s)[:, None], (s, t)))
+
+    @property
     def query_rows(self) -> jax.Array:
         """i32 [S'] row of the state whose keys a query sees."""
-        s, t = self.shape
-        rows = jnp.arange(s) if self.rows is None else self.rows
-        return self.flat(jnp.repeat(rows, t).reshape(s, t)) if self.alone else rows
+        rows = jnp.arange(self.shape[0]) if self.rows is None else self.rows
+        return rows[self.owner] if self.alone else rows

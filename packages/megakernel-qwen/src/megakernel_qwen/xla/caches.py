@@ -58,7 +58,7 @@ class Records:
     window: jax.Array
     """[Nl, S, W-1+T, C] convolution inputs: the tail before, then the T tokens"""
     steps: DeltaStep
-    """fields [Nl, S, T, ...]"""
+    """fields [Nl, M, ...]: token t of sequence s is entry s·T + t, the rest is padding"""
 
 
 def empty_caches(
@@ -86,15 +86,21 @@ def commit_records(
     Keys and values need nothing: those of rejected tokens lie behind the row's position, where
     no query sees them until they are written anew.
     """
-    taps = caches.tail.shape[2]
+    sequences, taps = records.window.shape[1], caches.tail.shape[2]
+    tokens = records.window.shape[2] - taps
+    flat = jnp.arange(records.steps.decay.shape[1])
+    owner = jnp.minimum(flat // tokens, sequences - 1)
+    counts = (flat < sequences * tokens) & (flat % tokens < accepted[owner])
 
     def tail_after(window: jax.Array, count: jax.Array) -> jax.Array:
         return jax.lax.dynamic_slice_in_dim(window, count, taps, axis=1)
 
     tails = jax.vmap(tail_after, in_axes=(1, 0), out_axes=1)(records.window, accepted)
-    delta = replay(caches.delta[:, rows], records.steps, accepted)
+    moved = jax.vmap(replay, in_axes=(0, 0, None, None))(
+        caches.delta[:, rows], records.steps, owner, counts
+    )
     return replace(
         caches,
         tail=caches.tail.at[:, rows].set(tails),
-        delta=caches.delta.at[:, rows].set(delta),
+        delta=caches.delta.at[:, rows].set(moved),
     )

@@ -60,12 +60,14 @@ class DeltaInput:
 
     window: jax.Array
     """[S, W-1+T, C] convolution inputs: the tail before the call, then its T tokens"""
-    state: jax.Array
+    states: jax.Array
     """f32 [S, Hv, K, V] before the call"""
     inputs: gdn.GdnInputs
+    """fields [M, ...]"""
 
 
 Memory: TypeAlias = Callable[[Carry, Slot, Batch, DeltaInput], tuple[Carry, jax.Array]]
+"""Returns the outputs f32 [M, Hv, V] beside what it carries on."""
 
 
 def decode_memory(
@@ -73,26 +75,28 @@ def decode_memory(
 ) -> tuple[Carry, jax.Array]:
     """One token per row; rows that are not live keep their state."""
     caches, records = carry
-    state, out, _ = gdn.recur(x.state, gdn.mask_tokens(x.inputs, batch.live))
+    inputs = gdn.mask_tokens(x.inputs, batch.flat(batch.live))
+    states, out, _ = gdn.recur(x.states, inputs, batch.owner)
     tail = jnp.where(batch.live[..., None], x.window[:, 1:], x.window[:, :-1])
-    return (caches.put_rows(slot, batch.rows, tail, state), records), out
+    return (caches.put_rows(slot, batch.rows, tail, states), records), out
 
 
 def chunk_memory(carry: Carry, slot: Slot, batch: Batch, x: DeltaInput) -> tuple[Carry, jax.Array]:
     """A chunk of tokens per sequence, live ones first."""
     caches, records = carry
     valid = jnp.sum(batch.live, axis=1)
-    state, out = gdn.chunked_delta_rule(x.state, x.inputs, valid)
+    states, out = gdn.chunked_delta_rule(x.states, jax.tree.map(batch.grid, x.inputs), valid)
     taps = caches.tail.shape[2]
     tail = jax.vmap(lambda w, n: jax.lax.dynamic_slice_in_dim(w, n, taps))(x.window, valid)
-    return (caches.put_rows(slot, batch.rows, tail, state), records), out
+    return (caches.put_rows(slot, batch.rows, tail, states), records), batch.flat(out)
 
 
 def verify_memory(carry: Carry, slot: Slot, batch: Batch, x: DeltaInput) -> tuple[Carry, jax.Array]:
     """Tokens one by one, as decode would feed them; the state stays, the steps are recorded."""
     caches, records = carry
     assert records is not None
-    _, out, steps = gdn.recur(x.state, x.inputs)
+    inputs = gdn.mask_tokens(x.inputs, batch.flat(batch.live))
+    _, out, steps = gdn.recur(x.states, inputs, batch.owner)
     fresh = Records(window=x.window, steps=steps)
     records = jax.tree.map(lambda old, new: old.at[slot].set(new), records, fresh)
     return (caches, records), out
@@ -107,33 +111,24 @@ def gated_delta_net(
     mixed, z, b, a = rank.split(
         numerics.round(numerics.dot(x, weights.in_proj)), layout.gdn_columns
     )
+    # Everything of one token alone is computed flat, in a shape that does not depend on S and T;
+    # only the delta rule sees sequences.
     caches = carry[0]
     tail = caches.of_rows(caches.tail, slot, batch.rows)
-    fresh = batch.grid(mixed)
-    channels = gdn.causal_convolution(tail, fresh, weights.taps, numerics)
-    q, k, v = gdn.split_heads(
-        channels,
-        layout.key_heads,
-        config.linear_key_head_dim,
-        layout.value_heads,
-        config.linear_value_head_dim,
+    windows = batch.flat(gdn.token_windows(tail, batch.grid(mixed)))
+    channels = gdn.convolve(windows, weights.taps, numerics)
+    dims = (config.linear_key_head_dim, config.linear_value_head_dim)
+    q, k, v = gdn.split_heads(channels, layout.key_heads, dims[0], layout.value_heads, dims[1])
+    log_decay, beta = gdn.gates(a, b, weights.a_log, weights.dt_bias, numerics)
+    given = DeltaInput(
+        window=jnp.concatenate([tail, batch.grid(mixed)], axis=1),
+        states=caches.of_rows(caches.delta, slot, batch.rows),
+        inputs=gdn.GdnInputs(q, k, v, log_decay, beta),
     )
-    log_decay, beta = gdn.gates(
-        batch.grid(a), batch.grid(b), weights.a_log, weights.dt_bias, numerics
-    )
-    carry, out = memory(
-        carry,
-        slot,
-        batch,
-        DeltaInput(
-            window=jnp.concatenate([tail, fresh], axis=1),
-            state=caches.of_rows(caches.delta, slot, batch.rows),
-            inputs=gdn.GdnInputs(q, k, v, log_decay, beta),
-        ),
-    )
+    carry, out = memory(carry, slot, batch, given)
     heads = (layout.value_heads, config.linear_value_head_dim)
     gated = norm.gated_rms_norm(
-        numerics.round(batch.flat(out)),
+        numerics.round(out),
         z.reshape(-1, *heads),
         weights.norm,
         config.rms_norm_eps,

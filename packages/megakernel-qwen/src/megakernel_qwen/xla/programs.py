@@ -149,9 +149,9 @@ class Programs:
                 (layers, s, window, layout.conv_channels), self.rank.numerics.activation
             ),
             steps=DeltaStep(
-                decay=jnp.zeros((layers, s, t, heads)),
-                key=jnp.zeros((layers, s, t, heads, config.linear_key_head_dim)),
-                update=jnp.zeros((layers, s, t, heads, config.linear_value_head_dim)),
+                decay=jnp.zeros((layers, self.rows, heads)),
+                key=jnp.zeros((layers, self.rows, heads, config.linear_key_head_dim)),
+                update=jnp.zeros((layers, self.rows, heads, config.linear_value_head_dim)),
             ),
         )
 

@@ -91,7 +91,7 @@ def test_one_token_equals_the_golden(golden, inputs):
     np.testing.assert_allclose(state, golden["one_token_state"], atol=2e-6)
 
 
-@pytest.mark.parametrize("tokens", [1, 3, 4, 63, 64, 65, 200])
+@pytest.mark.parametrize("tokens", [1, 63, 64, 65, 200])
 def test_chunked_equals_recurrent_for_any_length(tokens):
     x = random_inputs(tokens)
     start = jax.random.normal(jax.random.key(9), (2, 3, 16, 16)) * 0.1

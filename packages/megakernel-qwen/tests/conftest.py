@@ -10,6 +10,7 @@ from kda_mla_kernels.checkpoint import open_checkpoint
 from megakernel_qwen import package
 from megakernel_qwen.config import QwenConfig
 
+jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 
 TINY = Path(__file__).parent / "golden" / "qwen_tiny"
@@ -42,7 +43,7 @@ def load_tiny():
     """Loads the golden checkpoint; equal arguments give the same model."""
 
     @cache
-    def load(ranks=1, numerics="f32", feature_layers=(), stack_layers=False, **options):
+    def load(ranks=1, numerics="f32", feature_layers=(), stack_layers=True, **options):
         return package.load(
             TINY,
             devices=jax.devices()[:ranks],

@@ -63,7 +63,7 @@ def test_bf16_equals_the_reference_at_the_same_rounding_points(
     load_tiny, golden, tiny_config, tiny_tensors
 ):
     tokens = golden["len70/input_ids"]
-    model = load_tiny(2, numerics="bf16", stack_layers=True)
+    model = load_tiny(2, numerics="bf16")
     ours = np.asarray(model.prefill(model.init_state(), 0, tokens, 0, all_logits=True).logits)
     expected = np.asarray(
         reference.forward(tiny_config, BF16, tiny_tensors, jnp.asarray(tokens))[0]
@@ -77,7 +77,7 @@ def test_bf16_equals_the_reference_at_the_same_rounding_points(
 
 
 def test_bf16_is_as_near_the_golden_as_two_implementations_are(load_tiny, golden):
-    model = load_tiny(2, numerics="bf16", stack_layers=True)
+    model = load_tiny(2, numerics="bf16")
     out = model.prefill(model.init_state(), 0, golden["len70/input_ids"], 0, all_logits=True)
     error = np.abs(np.asarray(out.logits) - golden["len70/bf16/logits"])
     assert error.mean() < 0.15
@@ -105,6 +105,6 @@ def test_a_mistake_in_the_chunk_form_is_caught(monkeypatch, load_tiny, golden):
 
 def test_a_rank_that_reads_the_wrong_key_head_is_caught(monkeypatch, load_tiny, golden):
     monkeypatch.setattr(QwenLayout, "first_kv_head", lambda self, rank: 0)
-    model = load_tiny(4, max_rows=2, stack_layers=True)
+    model = load_tiny(4, max_rows=2)
     out = model.prefill(model.init_state(), 0, golden["len70/input_ids"], 0, all_logits=True)
     assert np.abs(np.asarray(out.logits) - golden["len70/fp32/logits"]).max() > 100 * 2e-4

@@ -163,15 +163,15 @@ def test_sampled_tokens_depend_on_seed_and_position_only(model, golden):
 
 
 def test_stacked_layers_give_the_unrolled_result(model, load_tiny, golden):
-    stacked = load_tiny(1, stack_layers=True)
+    unrolled = load_tiny(1, stack_layers=False)
     a, b = (
-        m.prefill(m.init_state(), 0, golden["len70/input_ids"], 0).logits for m in (model, stacked)
+        m.prefill(m.init_state(), 0, golden["len70/input_ids"], 0).logits for m in (model, unrolled)
     )
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-4)
 
 
 def test_several_ranks_verify_as_they_decode(load_tiny, golden, sequence, state_of_row):
-    model = load_tiny(8, stack_layers=True)
+    model = load_tiny(8)
     one, many = sequence(model), sequence(model)
     tokens = golden["len7/fp32/greedy_tokens"]
     for run in (one, many):

@@ -1,7 +1,11 @@
 """Errors of this package."""
 
-__all__ = ["PlanError"]
+__all__ = ["PlanError", "StreamError"]
 
 
 class PlanError(ValueError):
     """A buffer, a lifetime or a plan that cannot be right; raised before anything is compiled."""
+
+
+class StreamError(PlanError):
+    """A kernel that does not take and release the slots of a stream as they were planned."""

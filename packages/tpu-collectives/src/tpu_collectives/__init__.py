@@ -2,10 +2,26 @@
 
 from importlib.metadata import version as _version
 
-from tpu_collectives.errors import TopologyError
+from tpu_collectives.all_reduce import AllReduce
+from tpu_collectives.barrier import Barrier
+from tpu_collectives.errors import CollectiveError, ExchangeError, TopologyError, TuningError
 from tpu_collectives.places import Grid, Place
+from tpu_collectives.table import ScheduleTable
 from tpu_collectives.topology import GroupBy, Topology
 
-__all__ = ["Grid", "GroupBy", "Place", "Topology", "TopologyError", "__version__"]
+__all__ = [
+    "AllReduce",
+    "Barrier",
+    "CollectiveError",
+    "ExchangeError",
+    "Grid",
+    "GroupBy",
+    "Place",
+    "ScheduleTable",
+    "Topology",
+    "TopologyError",
+    "TuningError",
+    "__version__",
+]
 
 __version__ = _version("tpu-collectives")

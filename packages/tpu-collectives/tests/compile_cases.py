@@ -2,8 +2,19 @@
 
 import jax
 import jax.numpy as jnp
-from tpu_collectives import AllReduce, Topology
-from tpu_collectives.testing import repeated
+from tpu_collectives import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    ArgMax,
+    Barrier,
+    Broadcast,
+    PairExchange,
+    ReduceScatter,
+    Topology,
+)
+from tpu_collectives.levels import default_tree, tree_levels
+from tpu_collectives.testing import RankProgram, repeated
 
 USES = 2
 
@@ -15,8 +26,61 @@ def compile_repeated(collective):
     assert repeated(collective, USES).compile(stacked).as_text()
 
 
-def all_reduce(name, rows, width, wire, schedules):
-    """Every listed schedule of the default tree."""
+def all_reduces(name, sizes, wires=("bfloat16", "float32")):
+    """Every schedule of the default tree, for (rows, width) in sizes."""
     topology = Topology.from_name(name)
-    for schedule in schedules:
-        compile_repeated(AllReduce(topology, rows, width, jnp.dtype(wire), schedule=schedule))
+    levels = tree_levels(topology, default_tree(topology))
+    for rows, width in sizes:
+        for wire in wires:
+            for schedule in range(len(levels) + 1):
+                comm = AllReduce(topology, rows, width, jnp.dtype(wire), schedule=schedule)
+                compile_repeated(comm)
+
+
+def three_levels(name, rows, width):
+    """Siblings, chips, hosts."""
+    topology = Topology.from_name(name)
+    compile_repeated(AllReduce(topology, rows, width, tree=("chip", "core", "lane")))
+
+
+def blocks(name, rows):
+    """Every collective that moves blocks, within the partitions that the slice has."""
+    topology = Topology.from_name(name)
+    tree = default_tree(topology)
+    compile_repeated(AllGather(topology, rows, 128))
+    compile_repeated(AllGather(topology, rows, 256, jnp.int32, within=tree))
+    compile_repeated(ReduceScatter(topology, rows, 128 * topology.ranks, tree=tree))
+    compile_repeated(AllToAll(topology, rows, 200))
+    compile_repeated(AllToAll(topology, rows, 128, jnp.float32, within="host"))
+    compile_repeated(Broadcast(topology, rows, 100, jnp.int32, root=topology.ranks - 1))
+    if topology.cores_per_chip == 2:
+        compile_repeated(PairExchange(topology, rows, 512, jnp.float32))
+
+
+def arg_max(name, rows):
+    """Arg-max over the default tree, its pairs computed in the kernel."""
+    topology = Topology.from_name(name)
+    collective = ArgMax(topology, rows, 1 << 18, default_tree(topology))
+    barrier = Barrier(topology)
+
+    def kernel(scores_ref, best_ref, at_ref, refs):
+        barrier.signal()
+        scores = scores_ref[...]
+        best = jnp.max(scores, axis=1, keepdims=True)
+        at = jnp.argmax(scores, axis=1)[:, None].astype(jnp.int32)
+        barrier.wait()
+        handle = collective.start(refs, best, at, 0)
+        best_ref[...], at_ref[...] = collective.finish(handle)
+
+    outputs = [jax.ShapeDtypeStruct((rows, 1), dtype) for dtype in (jnp.float32, jnp.int32)]
+    program = RankProgram(kernel, topology, outputs, (collective.scratch(),))
+    assert program.compile(jax.ShapeDtypeStruct((rows, 1024), jnp.float32)).as_text()
+
+
+def everything(name, sizes):
+    """All of the above; the blocks with one row and with three."""
+    all_reduces(name, sizes)
+    three_levels(name, *sizes[0])
+    for rows in (1, 3):
+        blocks(name, rows)
+    arg_max(name, 8)

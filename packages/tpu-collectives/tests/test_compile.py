@@ -22,7 +22,17 @@ def compiles(function, **arguments):
     assert outcome.status == "passed", outcome.output[-3000:]
 
 
-@pytest.mark.parametrize("wire", ["bfloat16", "float32"])
-@pytest.mark.parametrize(("rows", "width"), [(1, 5120), (8, 5120), (3, 200)])
-def test_an_all_reduce_of_one_host_compiles(rows, width, wire):
-    compiles("all_reduce", name="tpu7x:2x2x1", rows=rows, width=width, wire=wire, schedules=[0, 1])
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("tpu7x:2x2x1", [(1, 5120), (3, 200), (16, 5120)]),
+        ("tpu7x:2x2x4", [(1, 7168), (3, 200), (16, 7168)]),
+    ],
+)
+def test_every_collective_and_schedule_compiles(name, sizes):
+    compiles("everything", name=name, sizes=sizes)
+
+
+@pytest.mark.parametrize("name", ["v6e:2x4", "v5p:2x2x4", "tpu7x:2x4x4"])
+def test_other_slices_compile_too(name):
+    compiles("all_reduces", name=name, sizes=[(8, 4096)], wires=["bfloat16"])

@@ -80,6 +80,10 @@ class Chain:
             for step in self.steps
         )
 
+    def scratch(self) -> ChainRefs:
+        """Buffers and semaphores of all phases."""
+        return tuple(exchange.scratch() for exchange in self.exchanges)
+
     def send(self, handle: Handle, x: jax.Array) -> None:
         """Start the phase after those that are done with [rows, columns] of data."""
         step, exchange = self.steps[handle.done], self.exchanges[handle.done]
@@ -100,6 +104,24 @@ class Chain:
             return jnp.concatenate(blocks, axis=1)
         return self.combine(blocks).astype(self.dtype)
 
+    def advance(self, handle: Handle) -> Handle:
+        """Wait for the phase in flight and send the next, unless it is the last."""
+        if handle.done + 1 == len(self.steps):
+            return handle
+        value = self.receive(handle)
+        following = replace(handle, done=handle.done + 1)
+        self.send(following, value)
+        return following
+
+    def finish(self, handle: Handle) -> jax.Array:
+        """What the last phase gives, after all sends have left."""
+        for _ in range(len(self.steps) - handle.done - 1):
+            handle = self.advance(handle)
+        value = self.receive(handle)
+        for exchange, refs in zip(self.exchanges, handle.refs):
+            exchange.wait_sent(refs)
+        return value
+
 
 class Chained:
     """What a kernel does with a collective that is a chain: start, other work, finish."""
@@ -110,7 +132,7 @@ class Chained:
 
     def scratch(self) -> ChainRefs:
         """Buffers and semaphores, for ``scratch_shapes``; they live for the whole kernel."""
-        return tuple(exchange.scratch() for exchange in self._chain.exchanges)
+        return self._chain.scratch()
 
     def start(self, refs: ChainRefs, x: jax.Array, phase: Any) -> Handle:
         """Send this rank's data and return at once.
@@ -130,21 +152,11 @@ class Chained:
 
     def advance(self, handle: Handle) -> Handle:
         """Wait for the phase in flight and send the next, unless it is the last."""
-        if handle.done + 1 == len(self._chain.steps):
-            return handle
-        value = self._chain.receive(handle)
-        following = replace(handle, done=handle.done + 1)
-        self._chain.send(following, value)
-        return following
+        return self._chain.advance(handle)
 
     def finish(self, handle: Handle) -> jax.Array:
         """Wait for the remaining phases and for all sends; data as ``output`` describes it."""
-        for _ in range(len(self._chain.steps) - handle.done - 1):
-            handle = self.advance(handle)
-        value = self._unpack(self._chain.receive(handle))
-        for exchange, refs in zip(self._chain.exchanges, handle.refs):
-            exchange.wait_sent(refs)
-        return value
+        return self._unpack(self._chain.finish(handle))
 
     def __call__(self, refs: ChainRefs, x: jax.Array, phase: Any) -> jax.Array:
         """``finish(start(..))``, where nothing fits in between."""

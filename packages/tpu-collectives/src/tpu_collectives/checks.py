@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from tpu_collectives.errors import CollectiveError
 from tpu_collectives.steps import LANES
 
-__all__ = ["WIRE_DTYPES", "check_block", "check_lanes", "check_wire"]
+__all__ = ["check_block", "check_lanes", "check_payload", "check_wire", "padded"]
 
 WIRE_DTYPES = ("bfloat16", "float32")
+PAYLOAD_DTYPES = (*WIRE_DTYPES, "int32")
 
 
 def check_block(rows: int, width: int) -> None:
@@ -26,14 +27,21 @@ def check_block(rows: int, width: int) -> None:
 
 
 def check_wire(dtype: Any) -> None:
-    """Refuse types that do not travel.
+    """Refuse types that sums do not travel in.
 
     Raises:
         CollectiveError: not bfloat16 or float32.
     """
-    name = jnp.dtype(dtype).name
-    if name not in WIRE_DTYPES:
-        raise CollectiveError(f"the wire carries {' or '.join(WIRE_DTYPES)}, not {name}")
+    _check_dtype(dtype, WIRE_DTYPES)
+
+
+def check_payload(dtype: Any) -> None:
+    """Refuse types that blocks do not travel in.
+
+    Raises:
+        CollectiveError: not bfloat16, float32 or int32.
+    """
+    _check_dtype(dtype, PAYLOAD_DTYPES)
 
 
 def check_lanes(width: int, of: str) -> None:
@@ -43,7 +51,17 @@ def check_lanes(width: int, of: str) -> None:
         CollectiveError: not a multiple of 128.
     """
     if width % LANES:
-        wanted = -(-width // LANES) * LANES
         raise CollectiveError(
-            f"{of} of {width} columns is not a multiple of {LANES} lanes; pad it to {wanted}"
+            f"{of} of {width} columns is not a multiple of {LANES} lanes; pad it to {padded(width)}"
         )
+
+
+def padded(width: int) -> int:
+    """Columns of the buffer of a block that stays by itself: whole lane groups."""
+    return -(-width // LANES) * LANES
+
+
+def _check_dtype(dtype: Any, allowed: tuple[str, ...]) -> None:
+    name = jnp.dtype(dtype).name
+    if name not in allowed:
+        raise CollectiveError(f"the wire carries {' or '.join(allowed)}, not {name}")

@@ -22,9 +22,7 @@ def run(config, tensors, tokens, numerics=F32):
 
 @pytest.fixture(scope="module")
 def traces(golden, tiny_config, tiny_tensors):
-    return {
-        n: run(tiny_config, tiny_tensors, golden[f"len{n}/input_ids"]) for n in (1, 7, 70)
-    }
+    return {n: run(tiny_config, tiny_tensors, golden[f"len{n}/input_ids"]) for n in (1, 7, 70)}
 
 
 @pytest.mark.parametrize("n", [1, 7, 70])

@@ -195,9 +195,7 @@ WRONG_CALLS = {
     "row 8 lies outside 0..7": lambda m: m.prefill(m.init_state(), 8, [1], 0),
     "do not fit a context of 256": lambda m: m.prefill(m.init_state(), 0, [1] * 10, 250),
     "tokens must have 8 entries": lambda m: m.decode(m.init_state(), [1], [0], [True]),
-    "position 256 lies outside": lambda m: m.decode(
-        m.init_state(), [1] * 8, [256] * 8, [True] * 8
-    ),
+    "position 256 lies outside": lambda m: m.decode(m.init_state(), [1] * 8, [256] * 8, [True] * 8),
     "rows \\[0, 0\\] must be distinct": lambda m: m.verify(
         m.init_state(), [0, 0], [[1], [1]], [0, 0]
     ),

@@ -180,6 +180,7 @@ class BigramModel:
             backend="xla",
             numerics="f32",
             ranks=1,
+            legal_ranks=(1,),
             vocab_size=self.tokenizer.get_vocab_size() + PADDING_ROWS,
             hidden_size=4,
             num_layers=1,

@@ -42,6 +42,7 @@ class ToyModel:
             backend="xla",
             numerics="f32",
             ranks=1,
+            legal_ranks=(1,),
             vocab_size=self.vocab,
             hidden_size=1,
             num_layers=1,

@@ -66,6 +66,8 @@ class ModelInfo:
     backend: Literal["xla", "megakernel"]
     numerics: Literal["f32", "bf16"]
     ranks: int
+    legal_ranks: tuple[int, ...]
+    """Rank counts that this model can be split over."""
     vocab_size: int
     """Rows of the logits, padding rows of the table included."""
     hidden_size: int

@@ -30,22 +30,24 @@ class Numerics:
         return x.astype(self.activation)
 
     def dot(self, x: jax.Array, weights: jax.Array) -> jax.Array:
-        """``x [..., K] · weights [K, N] -> f32 [..., N]``: rounded inputs, f32 accumulation."""
-        return lax.dot_general(
-            self.round(x),
-            weights,
-            (((x.ndim - 1,), (0,)), ((), ())),
-            precision=self.precision,
-            preferred_element_type=jnp.float32,
-        )
+        """``x [..., K] · weights [K, N] -> f32 [..., N]``: rounded inputs, f32 accumulation.
+
+        Weights may be held wider than they are exact (bf16 values in f32, where a processor has
+        no fast bf16 product): products of rounded values are exact in f32, so nothing changes.
+        """
+        return self._contract(x, weights, 0)
 
     def dot_rows(self, x: jax.Array, table: jax.Array) -> jax.Array:
         """``x [..., K] · table [N, K]ᵀ -> f32 [..., N]``, for embedding-shaped heads."""
+        return self._contract(x, table, 1)
+
+    def _contract(self, x: jax.Array, weights: jax.Array, axis: int) -> jax.Array:
+        wide = weights.dtype == jnp.float32
         return lax.dot_general(
-            self.round(x),
-            table,
-            (((x.ndim - 1,), (1,)), ((), ())),
-            precision=self.precision,
+            self.round(x).astype(weights.dtype),
+            weights,
+            (((x.ndim - 1,), (axis,)), ((), ())),
+            precision=lax.Precision.HIGHEST if wide else self.precision,
             preferred_element_type=jnp.float32,
         )
 

@@ -225,7 +225,8 @@ def _layer_types(text: Mapping[str, Any]) -> tuple[LayerKind, ...]:
     for kind in kinds:
         if kind not in ("linear_attention", "full_attention"):
             raise ConfigError(
-                f"layer type {kind!r} is not supported; it must be linear_attention or full_attention"
+                f"layer type {kind!r} is not supported; it must be linear_attention or"
+                " full_attention"
             )
     return tuple(kinds)
 

@@ -17,10 +17,10 @@ from kda_mla_kernels.numerics import Numerics, numerics_of
 from megakernel_qwen import embedded
 from megakernel_qwen.chat import QwenChatFormat, read_dialect
 from megakernel_qwen.config import MODEL_TYPES, QwenConfig
-from megakernel_qwen.layout import QwenLayout
+from megakernel_qwen.layout import QwenLayout, legal_ranks
 from megakernel_qwen.tensors import expected_tensors, text_prefix
 from megakernel_qwen.tokenizer import load_tokenizer
-from megakernel_qwen.weights import load_weights
+from megakernel_qwen.weights import load_weights, matrix_dtype
 from megakernel_qwen.xla.backend import MAX_CHUNK, QwenXla, cache_slots
 from megakernel_qwen.xla.forward import RANKS
 from megakernel_qwen.xla.mixers import Rank
@@ -90,15 +90,16 @@ def load(
     mesh = Mesh(np.array(ranks), (RANKS,))
     parameters = _parameters(opened, config)
     stacked = not on_cpu or parameters <= _CHEAP_SLICES if stack_layers is None else stack_layers
-    weights = load_weights(
-        opened, layout, mesh, policy, stacked=stacked, track=_progress_bar(progress)
-    )
+    dtype = matrix_dtype(policy, ranks[0].platform)
+    track = _progress_bar(progress)
+    weights = load_weights(opened, layout, mesh, dtype, stacked=stacked, track=track)
     info = ModelInfo(
         family=family,
         name=opened.name,
         backend="xla",
         numerics=_policy_name(policy),
         ranks=len(ranks),
+        legal_ranks=legal_ranks(config),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,

@@ -81,9 +81,7 @@ def gated_delta_net(model: _Model, x: jax.Array, trace: Trace) -> jax.Array:
     dims = (config.linear_key_head_dim, config.linear_value_head_dim)
     heads = config.linear_num_value_heads
     q, k, v = gdn.split_heads(channels, config.linear_num_key_heads, dims[0], heads, dims[1])
-    log_decay, beta = gdn.gates(
-        a, b, model.tensor("A_log"), model.tensor("dt_bias"), numerics
-    )
+    log_decay, beta = gdn.gates(a, b, model.tensor("A_log"), model.tensor("dt_bias"), numerics)
     state = jnp.zeros((1, heads, *dims))
     state, out, _ = gdn.recur(state, gdn.GdnInputs(q, k, v, log_decay, beta))
     trace.conv_inputs.append(mixed)
@@ -145,9 +143,7 @@ def forward(
         else:
             mixed = gated_attention(layer.at("self_attn."), normed)
         x = layer.add(x, mixed)
-        fed = feed_forward(
-            layer.at("mlp."), layer.zero_centred_norm(x, "post_attention_layernorm")
-        )
+        fed = feed_forward(layer.at("mlp."), layer.zero_centred_norm(x, "post_attention_layernorm"))
         x = layer.add(x, fed)
         trace.mixer_out.append(mixed)
         trace.mlp_out.append(fed)

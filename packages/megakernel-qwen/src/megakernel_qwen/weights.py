@@ -2,7 +2,7 @@
 
 Every array has a leading rank axis, sharded over the mesh; rank r's part is all it ever needs.
 Matrices are [in, out] (tables stay [rows, hidden]); projections that read the same input stand side
-by side in one matrix. Matrices have the activation dtype of the numerics policy, small vectors f32.
+by side in one matrix. Small vectors are f32.
 
 Letters: D hidden, C convolution channels, W taps, Hv value heads, F feed-forward width of a rank.
 """
@@ -22,7 +22,15 @@ from kda_mla_kernels.numerics import Numerics
 from megakernel_qwen.layout import QwenLayout
 from megakernel_qwen.tensors import HEAD, expected_tensors, layer_prefix, text_prefix
 
-__all__ = ["GdnWeights", "GqaWeights", "LayerWeights", "MlpWeights", "QwenWeights", "load_weights"]
+__all__ = [
+    "GdnWeights",
+    "GqaWeights",
+    "LayerWeights",
+    "MlpWeights",
+    "QwenWeights",
+    "load_weights",
+    "matrix_dtype",
+]
 
 Array = Any
 """A numpy array while loading, a jax array afterwards."""
@@ -114,7 +122,8 @@ class _RankReader:
 
     checkpoint: Checkpoint
     layout: QwenLayout
-    numerics: Numerics
+    dtype: np.dtype
+    """of matrices and tables"""
     prefix: str
     rank: int
 
@@ -123,7 +132,7 @@ class _RankReader:
 
     def _matrix(self, name: str, rows: slice, columns: slice = slice(None)) -> np.ndarray:
         """Part of a stored [out, in] matrix as [in, out]."""
-        return self.checkpoint.read(name, (rows, columns)).astype(self.numerics.activation).T
+        return self.checkpoint.read(name, (rows, columns)).astype(self.dtype).T
 
     def _vector(self, name: str, part: slice = slice(None)) -> np.ndarray:
         return self.checkpoint.read(name, (part,)).astype(np.float32)
@@ -201,7 +210,7 @@ class _RankReader:
         rows = self.layout.vocab_rows
         first = min(self.rank * rows, self.layout.config.vocab_size)
         last = min(first + rows, self.layout.config.vocab_size)
-        found = self.checkpoint.read(name, (slice(first, last),)).astype(self.numerics.activation)
+        found = self.checkpoint.read(name, (slice(first, last),)).astype(self.dtype)
         return np.pad(found, [(0, rows - (last - first)), (0, 0)])
 
     def final_gain(self) -> np.ndarray:
@@ -228,11 +237,17 @@ def _stack(layers: Sequence[LayerWeights]) -> LayerWeights:
     return jax.tree.map(lambda *xs: np.stack(xs), *layers)
 
 
+def matrix_dtype(numerics: Numerics, platform: str) -> np.dtype:
+    """The dtype that matrices are held in: the activations', but f32 on a CPU, whose bf16 products
+    are several times slower than its f32 ones and no more exact."""
+    return np.dtype(np.float32) if platform == "cpu" else numerics.activation
+
+
 def load_weights(
     checkpoint: Checkpoint,
     layout: QwenLayout,
     mesh: Mesh,
-    numerics: Numerics,
+    dtype: np.dtype,
     *,
     stacked: bool = False,
     track: Callable[[Sequence[int], str], Iterator[int]] = lambda items, _: iter(items),
@@ -241,6 +256,7 @@ def load_weights(
 
     Args:
         mesh: one axis, ``layout.ranks`` devices in rank order.
+        dtype: of matrices and tables; see :func:`matrix_dtype`.
         stacked: one entry per layer of a period, with the periods stacked.
         track: wraps the loop over layers, to show progress.
 
@@ -249,7 +265,7 @@ def load_weights(
     """
     prefix = text_prefix(frozenset(checkpoint.names()))
     checkpoint.require(expected_tensors(layout.config, prefix))
-    readers = [_RankReader(checkpoint, layout, numerics, prefix, r) for r in range(layout.ranks)]
+    readers = [_RankReader(checkpoint, layout, dtype, prefix, r) for r in range(layout.ranks)]
     period = layout.config.period if stacked else layout.config.num_layers
 
     def entry(first: int) -> LayerWeights:

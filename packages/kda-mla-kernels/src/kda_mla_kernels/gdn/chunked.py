@@ -53,9 +53,7 @@ def unit_lower_inverse(matrix: jax.Array) -> jax.Array:
         corner = jnp.moveaxis(own[..., 1, :, 0, :, :], -1, -3)
         halves = inverse.reshape(*matrix.shape[:-2], pairs, 2, block, block)
         upper, lower = halves[..., 0, :, :], halves[..., 1, :, :]
-        corner = -jnp.matmul(
-            jnp.matmul(lower, corner, precision=_EXACT), upper, precision=_EXACT
-        )
+        corner = -jnp.matmul(jnp.matmul(lower, corner, precision=_EXACT), upper, precision=_EXACT)
         top = jnp.concatenate([upper, jnp.zeros_like(upper)], axis=-1)
         inverse = jnp.concatenate([top, jnp.concatenate([corner, lower], axis=-1)], axis=-2)
         block *= 2

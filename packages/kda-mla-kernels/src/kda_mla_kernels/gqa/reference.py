@@ -23,27 +23,25 @@ KEY_BLOCK = 256
 FetchKeys: TypeAlias = Callable[[jax.Array | int], tuple[jax.Array, jax.Array]]
 
 
+def _exact_einsum(formula: str, a: jax.Array, b: jax.Array, numerics: Numerics) -> jax.Array:
+    """A product of rounded values with f32 accumulation.
+
+    The operands are widened first: a matrix unit at default precision takes the same bf16 values
+    back out of them, and a processor without a fast bf16 product runs its f32 one.
+    """
+    wide = (a.astype(jnp.float32), b.astype(jnp.float32))
+    return jnp.einsum(formula, *wide, precision=numerics.precision)
+
+
 def _scores(q: jax.Array, k: jax.Array, numerics: Numerics) -> jax.Array:
     """``q [S,T,G,H/G,D] · k [S,G,L,D] / sqrt(D)`` -> f32 [S,G,H/G,T,L]."""
-    dots = jnp.einsum(
-        "stghd,sgld->sghtl",
-        q,
-        k,
-        precision=numerics.precision,
-        preferred_element_type=jnp.float32,
-    )
+    dots = _exact_einsum("stghd,sgld->sghtl", q, k, numerics)
     return dots * q.shape[-1] ** -0.5
 
 
 def _weighted(p: jax.Array, v: jax.Array, numerics: Numerics) -> jax.Array:
     """``p [S,G,H/G,T,L] · v [S,G,L,D]`` -> f32 [S,G,H/G,T,D]."""
-    return jnp.einsum(
-        "sghtl,sgld->sghtd",
-        p,
-        v,
-        precision=numerics.precision,
-        preferred_element_type=jnp.float32,
-    )
+    return _exact_einsum("sghtl,sgld->sghtd", p, v, numerics)
 
 
 def _heads_last(out: jax.Array, numerics: Numerics) -> jax.Array:

@@ -57,7 +57,13 @@ class QwenXla:
         return QwenState(self.programs.empty())
 
     def prefill(
-        self, state: QwenState, row: int, tokens: Sequence[int], start: int, *, all_logits: bool = False
+        self,
+        state: QwenState,
+        row: int,
+        tokens: Sequence[int],
+        start: int,
+        *,
+        all_logits: bool = False,
     ) -> Prefilled:
         """See the protocol."""
         ids = as_i32(tokens)
@@ -203,7 +209,12 @@ class QwenXla:
             )
 
     def _check_block(self, rows: np.ndarray, ids: np.ndarray, first: np.ndarray) -> None:
-        if ids.ndim != 2 or ids.size == 0 or rows.shape != ids.shape[:1] or first.shape != rows.shape:
+        if (
+            ids.ndim != 2
+            or ids.size == 0
+            or rows.shape != ids.shape[:1]
+            or first.shape != rows.shape
+        ):
             raise ValueError(
                 "verify takes rows [S], tokens [S, T] and positions [S],"
                 f" not {rows.shape}, {ids.shape} and {first.shape}"

@@ -36,18 +36,15 @@ class Caches:
         layer = jax.lax.dynamic_index_in_dim(part, slot, keepdims=False)
         return layer if rows is None else layer[rows]
 
-    def put_rows(
-        self,
-        slot: jax.Array | int,
-        rows: jax.Array | None,
-        tail: jax.Array,
-        delta: jax.Array,
-    ) -> Caches:
-        """Writes back what :meth:`of_rows` took."""
+    def put_tail(self, slot: jax.Array | int, rows: jax.Array | None, tail: jax.Array) -> Caches:
+        """Writes one layer's tails back."""
         where = (slot,) if rows is None else (slot, rows)
-        return replace(
-            self, tail=self.tail.at[where].set(tail), delta=self.delta.at[where].set(delta)
-        )
+        return replace(self, tail=self.tail.at[where].set(tail))
+
+    def put_delta(self, slot: jax.Array | int, rows: jax.Array | None, delta: jax.Array) -> Caches:
+        """Writes one layer's recurrent states back."""
+        where = (slot,) if rows is None else (slot, rows)
+        return replace(self, delta=self.delta.at[where].set(delta))
 
 
 @jax.tree_util.register_dataclass

@@ -60,8 +60,6 @@ class DeltaInput:
 
     window: jax.Array
     """[S, W-1+T, C] convolution inputs: the tail before the call, then its T tokens"""
-    states: jax.Array
-    """f32 [S, Hv, K, V] before the call"""
     inputs: gdn.GdnInputs
     """fields [M, ...]"""
 
@@ -70,25 +68,29 @@ Memory: TypeAlias = Callable[[Carry, Slot, Batch, DeltaInput], tuple[Carry, jax.
 """Returns the outputs f32 [M, Hv, V] beside what it carries on."""
 
 
-def decode_memory(
-    carry: Carry, slot: Slot, batch: Batch, x: DeltaInput
-) -> tuple[Carry, jax.Array]:
+def decode_memory(carry: Carry, slot: Slot, batch: Batch, x: DeltaInput) -> tuple[Carry, jax.Array]:
     """One token per row; rows that are not live keep their state."""
     caches, records = carry
     inputs = gdn.mask_tokens(x.inputs, batch.flat(batch.live))
-    states, out, _ = gdn.recur(x.states, inputs, batch.owner)
+    # The states of all layers and rows are one list, so that the loop moves them where they are.
+    rows = caches.delta.shape[1]
+    states = caches.delta.reshape(-1, *caches.delta.shape[2:])
+    states, out, _ = gdn.recur(states, inputs, slot * rows + batch.query_rows)
     tail = jnp.where(batch.live[..., None], x.window[:, 1:], x.window[:, :-1])
-    return (caches.put_rows(slot, batch.rows, tail, states), records), out
+    moved = replace(caches, delta=states.reshape(caches.delta.shape))
+    return (moved.put_tail(slot, batch.rows, tail), records), out
 
 
 def chunk_memory(carry: Carry, slot: Slot, batch: Batch, x: DeltaInput) -> tuple[Carry, jax.Array]:
     """A chunk of tokens per sequence, live ones first."""
     caches, records = carry
     valid = jnp.sum(batch.live, axis=1)
-    states, out = gdn.chunked_delta_rule(x.states, jax.tree.map(batch.grid, x.inputs), valid)
+    states = caches.of_rows(caches.delta, slot, batch.rows)
+    states, out = gdn.chunked_delta_rule(states, jax.tree.map(batch.grid, x.inputs), valid)
     taps = caches.tail.shape[2]
     tail = jax.vmap(lambda w, n: jax.lax.dynamic_slice_in_dim(w, n, taps))(x.window, valid)
-    return (caches.put_rows(slot, batch.rows, tail, states), records), batch.flat(out)
+    moved = caches.put_tail(slot, batch.rows, tail).put_delta(slot, batch.rows, states)
+    return (moved, records), batch.flat(out)
 
 
 def verify_memory(carry: Carry, slot: Slot, batch: Batch, x: DeltaInput) -> tuple[Carry, jax.Array]:
@@ -96,14 +98,20 @@ def verify_memory(carry: Carry, slot: Slot, batch: Batch, x: DeltaInput) -> tupl
     caches, records = carry
     assert records is not None
     inputs = gdn.mask_tokens(x.inputs, batch.flat(batch.live))
-    _, out, steps = gdn.recur(x.states, inputs, batch.owner)
+    states = caches.of_rows(caches.delta, slot, batch.rows)
+    _, out, steps = gdn.recur(states, inputs, batch.owner)
     fresh = Records(window=x.window, steps=steps)
     records = jax.tree.map(lambda old, new: old.at[slot].set(new), records, fresh)
     return (caches, records), out
 
 
 def gated_delta_net(
-    rank: Rank, weights: GdnWeights, x: jax.Array, batch: Batch, carry: Carry, slot: Slot,
+    rank: Rank,
+    weights: GdnWeights,
+    x: jax.Array,
+    batch: Batch,
+    carry: Carry,
+    slot: Slot,
     memory: Memory,
 ) -> tuple[jax.Array, Carry]:
     """Input projection, short convolution, delta rule, gated norm, output projection."""
@@ -122,7 +130,6 @@ def gated_delta_net(
     log_decay, beta = gdn.gates(a, b, weights.a_log, weights.dt_bias, numerics)
     given = DeltaInput(
         window=jnp.concatenate([tail, batch.grid(mixed)], axis=1),
-        states=caches.of_rows(caches.delta, slot, batch.rows),
         inputs=gdn.GdnInputs(q, k, v, log_decay, beta),
     )
     carry, out = memory(carry, slot, batch, given)
@@ -193,4 +200,3 @@ def feed_forward(rank: Rank, weights: MlpWeights, x: jax.Array) -> jax.Array:
     both = rank.numerics.round(rank.numerics.dot(x, weights.gate_up))
     gate, up = jnp.split(both, 2, axis=-1)
     return rank.numerics.dot(mlp.swiglu(gate, up, rank.numerics), weights.down)
-

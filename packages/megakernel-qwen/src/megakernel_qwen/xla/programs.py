@@ -210,16 +210,12 @@ class Programs:
 
     @cached_property
     def reset(self) -> Callable[..., Caches]:
-        """``(caches, row)``: keys and values stay; no query sees them before they are rewritten."""
+        """``(caches, row)``. Keys and values too: a value that is not finite would go through the
+        mask, since zero times it is not zero."""
 
         @partial(jax.jit, donate_argnums=0)
         def reset(caches: Caches, row: jax.Array) -> Caches:
-            return Caches(
-                tail=caches.tail.at[:, :, row].set(0),
-                delta=caches.delta.at[:, :, row].set(0),
-                keys=caches.keys,
-                values=caches.values,
-            )
+            return jax.tree.map(lambda part: part.at[:, :, row].set(0), caches)
 
         return reset
 

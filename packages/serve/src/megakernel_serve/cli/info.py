@@ -37,6 +37,7 @@ def _lines(model: Model) -> list[tuple[str, str]]:
         ("name", info.name),
         ("family", info.family),
         ("backend", f"{info.backend}, {info.numerics} numerics, {info.ranks} rank(s)"),
+        ("legal ranks", ", ".join(map(str, info.legal_ranks))),
         ("parameters", f"{info.parameters:,}"),
         ("weights", f"{_bytes(info.weight_bytes)} in memory, all ranks together"),
         ("state", f"{_bytes(_state_bytes(model))} for {info.max_rows} row(s)"),

@@ -4,8 +4,9 @@ import jax.numpy as jnp
 import pytest
 from tpu_collectives import Topology
 from tpu_collectives.levels import tree_levels
-from tpu_collectives.steps import LANES, Kind, all_reduce_steps
+from tpu_collectives.steps import Kind, all_reduce_steps
 from tpu_collectives.table import modelled_us
+from tpu_collectives.wire import LANES
 
 POD = Topology.from_name("tpu7x:2x2x4")
 HOST_THEN_LANE = tree_levels(POD, ("host", "lane"))

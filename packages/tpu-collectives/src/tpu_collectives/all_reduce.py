@@ -17,6 +17,7 @@ from tpu_collectives.levels import Tree, default_tree, tree_levels
 from tpu_collectives.steps import Step, all_reduce_steps, phases
 from tpu_collectives.table import ScheduleTable, modelled_scatter
 from tpu_collectives.topology import Topology
+from tpu_collectives.wire import lane_unit
 
 __all__ = ["AllReduce"]
 
@@ -99,13 +100,13 @@ class AllReduce(Chained):
     def steps(self) -> tuple[Step, ...]:
         """The phases, in order."""
         levels = tree_levels(self.topology, self.summed)
-        return all_reduce_steps(levels, self.scatter, self.width)
+        unit = lane_unit(self.rows, self.wire_dtype)
+        return all_reduce_steps(levels, self.scatter, self.width, unit)
 
     @property
     def modelled_us(self) -> float:
         """Time of the phases by the cost model, in microseconds; not a measurement."""
-        row_bytes = self.rows * jnp.dtype(self.wire_dtype).itemsize
-        return schedule_us(phases(self.steps, row_bytes))
+        return schedule_us(phases(self.steps, self.rows, self.wire_dtype))
 
     @property
     def input(self) -> jax.ShapeDtypeStruct:

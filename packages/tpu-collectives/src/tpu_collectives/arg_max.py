@@ -13,8 +13,9 @@ from tpu_collectives.chain import Chain, ChainRefs, Handle, parity_of
 from tpu_collectives.checks import check_block
 from tpu_collectives.errors import CollectiveError
 from tpu_collectives.levels import Tree, tree_levels
-from tpu_collectives.steps import LANES, Kind, Step
+from tpu_collectives.steps import Kind, Step
 from tpu_collectives.topology import Topology
+from tpu_collectives.wire import LANES
 
 __all__ = ["ArgMax"]
 

@@ -16,6 +16,7 @@ from tpu_collectives.chain import Handle, parity_of
 from tpu_collectives.checks import check_block, check_payload, padded
 from tpu_collectives.errors import CollectiveError
 from tpu_collectives.topology import Topology
+from tpu_collectives.wire import Wire
 
 __all__ = ["Broadcast", "BroadcastRefs"]
 
@@ -27,7 +28,7 @@ __all__ = ["Broadcast", "BroadcastRefs"]
 )
 @dataclass(frozen=True)
 class BroadcastRefs:
-    """Areas [2, rows, columns] by parity, DMA semaphores, and the root's count of ready ranks."""
+    """Areas [2, *stored block] by parity, DMA semaphores, and the root's count of ready ranks."""
 
     receive: Any
     send_sem: Any
@@ -88,7 +89,7 @@ class Broadcast:
     def scratch(self) -> BroadcastRefs:
         """Buffers and semaphores, for ``scratch_shapes``; they live for the whole kernel."""
         return BroadcastRefs(
-            receive=pltpu.VMEM((2, self.rows, padded(self.width)), self.dtype),
+            receive=pltpu.VMEM((2, *self._wire.stored.shape), self._wire.stored.dtype),
             send_sem=pltpu.SemaphoreType.DMA(()),
             receive_sems=pltpu.SemaphoreType.DMA((2,)),
             ready_sems=pltpu.SemaphoreType.REGULAR((2,)),
@@ -101,7 +102,7 @@ class Broadcast:
 
         @pl.when(is_root)
         def _() -> None:
-            refs.receive[parity, :, pl.ds(0, self.width)] = block.astype(self.dtype)
+            refs.receive[parity] = self._wire.encode(block)
             for offset in range(1, self.topology.ranks):
                 self._copy(refs, parity, (self.root + offset) % self.topology.ranks).start()
 
@@ -132,8 +133,12 @@ class Broadcast:
         def _() -> None:
             self._copy(refs, parity, self.root).wait_recv()
 
-        received: jax.Array = refs.receive[parity]
-        return received[:, : self.width]
+        received = self._wire.decode(refs.receive[parity])
+        return received[:, : self.width].astype(self.dtype)
+
+    @property
+    def _wire(self) -> Wire:
+        return Wire(self.rows, padded(self.rows, self.width, self.dtype), self.dtype)
 
     def _copy(self, refs: BroadcastRefs, parity: jax.Array, peer: int) -> Any:
         return pltpu.make_async_remote_copy(

@@ -13,6 +13,7 @@ from jax import lax
 
 from tpu_collectives.exchange import Exchange, ExchangeRefs
 from tpu_collectives.steps import Kind, Step
+from tpu_collectives.wire import Wire
 
 __all__ = ["Chain", "ChainRefs", "Chained", "Handle", "parity_of", "sum_in_order"]
 
@@ -72,8 +73,7 @@ class Chain:
         return tuple(
             Exchange(
                 step.level,
-                (self.rows, step.columns),
-                self.dtype,
+                Wire(self.rows, step.columns, self.dtype),
                 self.axis,
                 distinct=step.kind is Kind.SCATTER,
             )
@@ -98,8 +98,9 @@ class Chain:
     def receive(self, handle: Handle) -> jax.Array:
         """Wait for the blocks of the phase in flight and combine them."""
         step, refs = self.steps[handle.done], handle.refs[handle.done]
-        self.exchanges[handle.done].wait_received(refs, handle.parity)
-        blocks = [refs.receive[handle.parity, sender] for sender in range(step.level.size)]
+        exchange = self.exchanges[handle.done]
+        exchange.wait_received(refs, handle.parity)
+        blocks = [exchange.received(refs, handle.parity, s) for s in range(step.level.size)]
         if step.kind is Kind.GATHER:
             return jnp.concatenate(blocks, axis=1)
         return self.combine(blocks).astype(self.dtype)

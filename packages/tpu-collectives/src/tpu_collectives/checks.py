@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from tpu_collectives.errors import CollectiveError
-from tpu_collectives.steps import LANES
+from tpu_collectives.wire import LANES, lane_unit
 
 __all__ = ["check_block", "check_lanes", "check_payload", "check_wire", "padded"]
 
@@ -51,14 +51,16 @@ def check_lanes(width: int, of: str) -> None:
         CollectiveError: not a multiple of 128.
     """
     if width % LANES:
+        wanted = -(-width // LANES) * LANES
         raise CollectiveError(
-            f"{of} of {width} columns is not a multiple of {LANES} lanes; pad it to {padded(width)}"
+            f"{of} of {width} columns is not a multiple of {LANES} lanes; pad it to {wanted}"
         )
 
 
-def padded(width: int) -> int:
-    """Columns of the buffer of a block that stays by itself: whole lane groups."""
-    return -(-width // LANES) * LANES
+def padded(rows: int, width: int, dtype: Any) -> int:
+    """Columns of a block that stays by itself: whole lane groups."""
+    unit = lane_unit(rows, dtype)
+    return -(-width // unit) * unit
 
 
 def _check_dtype(dtype: Any, allowed: tuple[str, ...]) -> None:

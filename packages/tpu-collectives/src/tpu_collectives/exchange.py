@@ -27,12 +27,12 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from tpu_collectives.levels import Level
+from tpu_collectives.wire import Wire
 
 __all__ = ["Exchange", "ExchangeRefs"]
 
@@ -48,8 +48,8 @@ class ExchangeRefs:
 
     | field | shape | |
     |---|---|---|
-    | receive | [2, group, rows, columns] wire dtype, VMEM | areas by parity and sender |
-    | source | [group, rows, columns] wire dtype, VMEM, or None | blocks that differ by receiver |
+    | receive | [2, group, *stored block], VMEM | areas by parity and sender |
+    | source | [group, *stored block], VMEM, or None | blocks that differ by receiver |
     | send_sem | DMA | bytes that have left |
     | receive_sems | [2] DMA | bytes that have arrived, by parity |
     """
@@ -66,24 +66,22 @@ class Exchange:
 
     Args:
         level: who exchanges; a rank alone keeps its block and waits for nothing.
-        shape: rows and columns of a block.
-        dtype: what travels.
+        wire: size, dtype and layout of a block.
         axis: mesh axis whose index is the rank.
         distinct: every receiver gets another block, instead of the same one.
     """
 
     level: Level
-    shape: tuple[int, int]
-    dtype: Any
+    wire: Wire
     axis: str
     distinct: bool = False
 
     def scratch(self) -> ExchangeRefs:
         """Shapes of the areas and semaphores."""
-        size = self.level.size
-        source = pltpu.VMEM((size, *self.shape), self.dtype) if self.distinct else None
+        size, block = self.level.size, self.wire.stored
+        source = pltpu.VMEM((size, *block.shape), block.dtype) if self.distinct else None
         return ExchangeRefs(
-            receive=pltpu.VMEM((2, size, *self.shape), self.dtype),
+            receive=pltpu.VMEM((2, size, *block.shape), block.dtype),
             source=source,
             send_sem=pltpu.SemaphoreType.DMA(()),
             receive_sems=pltpu.SemaphoreType.DMA((2,)),
@@ -97,7 +95,7 @@ class Exchange:
         """Round a block to the wire dtype and start sending it to every peer."""
         me = self.position()
         own = refs.receive.at[parity, me]
-        self._store(own, block)
+        own[...] = self.wire.encode(block)
         for peer in self._peers(me):
             self._copy(own, refs, parity, me, peer).start()
 
@@ -105,7 +103,7 @@ class Exchange:
         """Round one block per position and start sending each to the rank at its position."""
         me = self.position()
         for position, block in enumerate(blocks):
-            self._store(refs.source.at[position], block)
+            refs.source[position] = self.wire.encode(block)
         refs.receive[parity, me] = refs.source[me]
         for peer in self._peers(me):
             self._copy(refs.source.at[peer], refs, parity, me, peer).start()
@@ -114,19 +112,13 @@ class Exchange:
         """Wait for the blocks of all peers."""
         self._wait(refs, refs.receive_sems.at[parity])
 
+    def received(self, refs: ExchangeRefs, parity: jax.Array, sender: Any) -> jax.Array:
+        """The block of the member at a position, own included, after :meth:`wait_received`."""
+        return self.wire.decode(refs.receive[parity, sender])
+
     def wait_sent(self, refs: ExchangeRefs) -> None:
         """Wait until all blocks have left, so that their sources may be written again."""
         self._wait(refs, refs.send_sem)
-
-    def _store(self, ref: Any, block: jax.Array) -> None:
-        # A block may end where the unpadded width ends: the rest is zero, and stays so in sums.
-        filled = block.shape[1]
-        if filled == self.shape[1]:
-            ref[...] = block.astype(self.dtype)
-            return
-        ref[...] = jnp.zeros(self.shape, self.dtype)
-        if filled:
-            ref[:, pl.ds(0, filled)] = block.astype(self.dtype)
 
     def _peers(self, me: jax.Array) -> list[jax.Array]:
         # Each rank starts at its own neighbour, so that no receiver is everybody's first.

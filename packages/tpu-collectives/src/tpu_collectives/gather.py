@@ -84,3 +84,6 @@ class AllGather(Chained):
     @cached_property
     def _chain(self) -> Chain:
         return Chain(self.steps, self.rows, self.dtype, self.axis)
+
+    def _unpack(self, value: jax.Array) -> jax.Array:
+        return value.astype(self.dtype)

@@ -15,6 +15,7 @@ from tpu_collectives.errors import CollectiveError
 from tpu_collectives.exchange import Exchange, ExchangeRefs
 from tpu_collectives.levels import level_of
 from tpu_collectives.topology import GroupBy, Topology
+from tpu_collectives.wire import Wire
 
 __all__ = ["AllToAll", "PairExchange"]
 
@@ -68,9 +69,8 @@ class AllToAll:
 
     @cached_property
     def _exchange(self) -> Exchange:
-        shape = (self.rows, padded(self.width))
-        level = level_of(self.topology, self.within)
-        return Exchange(level, shape, self.dtype, self.axis, distinct=True)
+        wire = Wire(self.rows, padded(self.rows, self.width, self.dtype), self.dtype)
+        return Exchange(level_of(self.topology, self.within), wire, self.axis, distinct=True)
 
     def scratch(self) -> ExchangeRefs:
         """Buffers and semaphores, for ``scratch_shapes``; they live for the whole kernel."""
@@ -91,9 +91,10 @@ class AllToAll:
         """Wait for a block from every member and for all sends."""
         refs: ExchangeRefs = handle.refs
         self._exchange.wait_received(refs, handle.parity)
-        received: jax.Array = refs.receive[handle.parity]
+        senders = range(self.members)
+        blocks = [self._exchange.received(refs, handle.parity, s) for s in senders]
         self._exchange.wait_sent(refs)
-        return received[:, :, : self.width]
+        return jnp.stack([block[:, : self.width].astype(self.dtype) for block in blocks])
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,8 @@ class PairExchange:
 
     @cached_property
     def _exchange(self) -> Exchange:
-        level = level_of(self.topology, self.within)
-        return Exchange(level, (self.rows, padded(self.width)), self.dtype, self.axis)
+        wire = Wire(self.rows, padded(self.rows, self.width, self.dtype), self.dtype)
+        return Exchange(level_of(self.topology, self.within), wire, self.axis)
 
     def scratch(self) -> ExchangeRefs:
         """Buffers and semaphores, for ``scratch_shapes``; they live for the whole kernel."""
@@ -166,6 +167,7 @@ class PairExchange:
         """Wait for the partner's block and for the send."""
         refs: ExchangeRefs = handle.refs
         self._exchange.wait_received(refs, handle.parity)
-        received: jax.Array = refs.receive[handle.parity, 1 - self._exchange.position()]
+        partner = 1 - self._exchange.position()
+        block = self._exchange.received(refs, handle.parity, partner)
         self._exchange.wait_sent(refs)
-        return received[:, : self.width]
+        return block[:, : self.width].astype(self.dtype)

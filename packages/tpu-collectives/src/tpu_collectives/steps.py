@@ -15,14 +15,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
+from typing import Any
 
 from tpu_collectives.cost import Phase
 from tpu_collectives.levels import Level
+from tpu_collectives.wire import LANES, Wire
 
-__all__ = ["LANES", "Kind", "Step", "all_reduce_steps", "gather_steps", "phases", "scatter_steps"]
-
-LANES = 128
-"""Columns of a vector register; windows of a remote copy are whole multiples of it."""
+__all__ = ["Kind", "Step", "all_reduce_steps", "gather_steps", "phases", "scatter_steps"]
 
 
 class Kind(Enum):
@@ -45,13 +44,15 @@ class Step:
     columns: int
 
 
-def all_reduce_steps(levels: Sequence[Level], scatter: int, width: int) -> tuple[Step, ...]:
+def all_reduce_steps(
+    levels: Sequence[Level], scatter: int, width: int, unit: int = LANES
+) -> tuple[Step, ...]:
     """Phases of an all-reduce that scatters the first levels of its tree.
 
-    The width is padded so that every block is a multiple of 128 columns.
+    The width is padded so that every block is a multiple of ``unit`` columns.
     """
     scattered, reduced = levels[:scatter], levels[scatter:]
-    unit = LANES * prod(level.size for level in scattered)
+    unit *= prod(level.size for level in scattered)
     columns = -(-width // unit) * unit
     down = scatter_steps(scattered, columns)
     block = down[-1].columns if down else columns
@@ -77,12 +78,12 @@ def gather_steps(levels: Sequence[Level], columns: int) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def phases(steps: Iterable[Step], row_bytes: int) -> tuple[Phase, ...]:
-    """The phases for the cost model; ``row_bytes`` is rows times bytes of an element."""
+def phases(steps: Iterable[Step], rows: int, dtype: Any) -> tuple[Phase, ...]:
+    """The phases for the cost model, with blocks of so many rows."""
     return tuple(
         Phase(
             step.level.size - 1,
-            step.columns * row_bytes,
+            Wire(rows, step.columns, dtype).bytes,
             sibling=step.level.on_chip and step.level.size == 2,
         )
         for step in steps

@@ -18,6 +18,7 @@ from tpu_collectives.errors import CollectiveError
 from tpu_collectives.levels import Level, Tree
 from tpu_collectives.steps import all_reduce_steps, phases
 from tpu_collectives.topology import Topology
+from tpu_collectives.wire import lane_unit
 
 __all__ = ["Origin", "ScheduleTable", "TableEntry", "modelled_scatter", "modelled_us"]
 
@@ -30,8 +31,8 @@ def modelled_us(
     levels: Sequence[Level], scatter: int, rows: int, width: int, wire_dtype: Any
 ) -> float:
     """Microseconds of one schedule by the cost model."""
-    row_bytes = rows * jnp.dtype(wire_dtype).itemsize
-    return schedule_us(phases(all_reduce_steps(levels, scatter, width), row_bytes))
+    steps = all_reduce_steps(levels, scatter, width, lane_unit(rows, wire_dtype))
+    return schedule_us(phases(steps, rows, wire_dtype))
 
 
 def modelled_scatter(levels: Sequence[Level], rows: int, width: int, wire_dtype: Any) -> int:

@@ -4,8 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kda_mla_kernels.gqa import apply_rotary, blocked_attention, plain_attention, rotary_angles
-from kda_mla_kernels.gqa.reference import KEY_BLOCK
+from kda_mla_kernels.gqa import (
+    KEY_BLOCK,
+    apply_rotary,
+    blocked_attention,
+    plain_attention,
+    rotary_angles,
+)
 from kda_mla_kernels.numerics import BF16, F32
 
 

@@ -1,7 +1,8 @@
 """The gated delta net, one token at a time.
 
 Letters: S sequences, T tokens of each, M tokens of all, C convolution channels (queries, keys,
-values), W taps, Hk key heads, Hv value heads, K key dim, V value dim. States are f32 [..., Hv, K, V].
+values), W taps, Hk key heads, Hv value heads, K key dim, V value dim. States are f32
+[..., Hv, K, V].
 
 Source: "Gated Delta Networks" (Yang, Kautz, Hatamizadeh 2024), eq. 10, with the gates and
 rounding points of the Qwen3.5 modelling code.

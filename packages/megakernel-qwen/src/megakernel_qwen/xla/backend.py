@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from kda_mla_kernels.chat import ChatFormat
-from kda_mla_kernels.gqa.reference import KEY_BLOCK
+from kda_mla_kernels.gqa import KEY_BLOCK
 from kda_mla_kernels.model import Decoded, GenerationDefaults, ModelInfo, Prefilled, Verified
 from kda_mla_kernels.sampling import Sampling
 from tokenizers import Tokenizer
@@ -221,7 +221,8 @@ class QwenXla:
             )
         if ids.size > self.info.max_rows:
             raise ValueError(
-                f"{ids.shape[0]} sequences of {ids.shape[1]} tokens exceed {self.info.max_rows} rows"
+                f"{ids.shape[0]} sequences of {ids.shape[1]} tokens exceed"
+                f" {self.info.max_rows} rows"
             )
         if len(set(rows.tolist())) < rows.size:
             raise ValueError(f"rows {rows.tolist()} must be distinct")

@@ -14,7 +14,6 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 from kda_mla_kernels import gdn, gqa, mlp, norm
-from kda_mla_kernels.gqa.reference import KEY_BLOCK
 from kda_mla_kernels.numerics import Numerics
 
 from megakernel_qwen.layout import QwenLayout
@@ -185,7 +184,7 @@ def gated_attention(
         keys=_write(caches.keys, slot, batch, batch.grid(k)),
         values=_write(caches.values, slot, batch, batch.grid(v)),
     )
-    block = min(KEY_BLOCK, caches.keys.shape[3])
+    block = min(gqa.KEY_BLOCK, caches.keys.shape[3])
     fetch = _fetch(caches, slot, batch.query_rows, block)
     positions = batch.queries(batch.flat(batch.positions))
     out = gqa.blocked_attention(batch.queries(q), fetch, positions, numerics, block)

@@ -174,7 +174,7 @@ class Programs:
 
     @cached_property
     def prefill(self) -> Callable[..., tuple[jax.Array, jax.Array, Caches]]:
-        """``(weights, caches, row, tokens [N], start, valid)`` -> logits of the last valid token."""
+        """``(weights, caches, row, tokens [N], start, valid)``: logits of the last valid token."""
         return self._prefill(all_logits=False)
 
     @cached_property

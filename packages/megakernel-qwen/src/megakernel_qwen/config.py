@@ -6,6 +6,7 @@ does not implement never passes silently.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,7 +36,15 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
 }
 
-_ROPE_FIXED: dict[str, tuple[Any, ...]] = {"rope_type": ("default",)}
+_ROPE_FIXED: dict[str, tuple[Any, ...]] = {
+    "rope_type": ("default",),
+    "type": ("default",),  # its older name
+}
+
+# For text alone the three position rows of a multimodal model are equal: sections do not matter.
+_ROPE_READ = frozenset(
+    {"rope_theta", "partial_rotary_factor", "mrope_interleaved", "mrope_section"}
+)
 
 _REQUIRED = (
     "hidden_size",
@@ -167,16 +176,13 @@ class QwenConfig:
             ConfigError: unknown ``model_type``, a missing field, or a value that is not
                 implemented; the message names the field, the value and what is supported.
         """
-        model_type = config.get("model_type")
-        if model_type not in MODEL_TYPES:
-            raise ConfigError(
-                f"model_type {model_type!r} is not one of {', '.join(sorted(MODEL_TYPES))}"
-            )
+        _check_model_type(config.get("model_type"))
         text = config.get("text_config", config)
         if not isinstance(text, Mapping):
-            raise ConfigError("text_config must be an object")
-        _refuse_unsupported(text, config)
-        rope = text.get("rope_parameters") or {}
+            raise ConfigError(f"text_config {text!r} must be an object")
+        _check_model_type(text.get("model_type", "qwen3_5_text"))
+        rope = _rope_parameters(text)
+        _refuse_unsupported(text, config, rope)
         head_dim = _count(text, "head_dim")
         factor = _number(rope, "partial_rotary_factor", text.get("partial_rotary_factor", 0.25))
         return cls(
@@ -199,8 +205,25 @@ def _tied(text: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     return value
 
 
-def _refuse_unsupported(text: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    rope = text.get("rope_parameters") or {}
+def _check_model_type(model_type: Any) -> None:
+    if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
+        raise ConfigError(
+            f"model_type {model_type!r} is not one of {', '.join(sorted(MODEL_TYPES))}"
+        )
+
+
+def _rope_parameters(text: Mapping[str, Any]) -> Mapping[str, Any]:
+    rope = text.get("rope_parameters")
+    if rope is None:
+        return {}
+    if not isinstance(rope, Mapping):
+        raise ConfigError(f"rope_parameters {rope!r} must be an object")
+    return rope
+
+
+def _refuse_unsupported(
+    text: Mapping[str, Any], config: Mapping[str, Any], rope: Mapping[str, Any]
+) -> None:
     outer = {"quantization_config": config.get("quantization_config")}
     for source, table in ((text, _FIXED), (outer, _FIXED), (rope, _ROPE_FIXED)):
         for name, supported in table.items():
@@ -209,6 +232,9 @@ def _refuse_unsupported(text: Mapping[str, Any], config: Mapping[str, Any]) -> N
                 allowed = " or ".join(repr(item) for item in supported)
                 raise ConfigError(f"{name} {value!r} is not supported; it must be {allowed}")
     unknown = sorted(set(text) - _READ - _IGNORED - set(_FIXED))
+    unknown += [
+        f"rope_parameters.{name}" for name in sorted(set(rope) - _ROPE_READ - {*_ROPE_FIXED})
+    ]
     if unknown:
         warnings.warn(f"config fields without a known meaning: {', '.join(unknown)}", stacklevel=3)
 
@@ -219,7 +245,10 @@ def _layer_types(text: Mapping[str, Any]) -> tuple[LayerKind, ...]:
     derived = [
         "full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(layers)
     ]
-    kinds = text.get("layer_types") or derived
+    kinds = text.get("layer_types")
+    kinds = derived if kinds is None else kinds
+    if not isinstance(kinds, list):
+        raise ConfigError(f"layer_types {kinds!r} must be a list with one entry per layer")
     if len(kinds) != layers:
         raise ConfigError(f"layer_types lists {len(kinds)} layers, num_hidden_layers is {layers}")
     for kind in kinds:
@@ -242,7 +271,7 @@ def _count(source: Mapping[str, Any], name: str, default: int | None = None) -> 
 
 def _number(source: Mapping[str, Any], name: str, default: float) -> float:
     value = source.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ConfigError(f"{name} {value!r} must be a positive number")
     return float(value)
 
@@ -251,6 +280,6 @@ def _ids(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
     values = value if isinstance(value, list) else [value]
-    if any(isinstance(item, bool) or not isinstance(item, int) for item in values):
+    if any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in values):
         raise ConfigError(f"eos_token_id {value!r} must be an id or a list of ids")
     return tuple(values)

@@ -21,6 +21,8 @@ MAX_RANKS = 64
 
 def _obstacle(config: QwenConfig, ranks: int) -> str | None:
     """Why this rank count does not fit, or None."""
+    if ranks < 1:
+        return "a model needs at least one"
     for name in ("num_attention_heads", "linear_num_key_heads", "intermediate_size"):
         if getattr(config, name) % ranks:
             return f"{name} {getattr(config, name)} is not a multiple of it"

@@ -257,7 +257,7 @@ def load_weights(
     Args:
         mesh: one axis, ``layout.ranks`` devices in rank order.
         dtype: of matrices and tables; see :func:`matrix_dtype`.
-        stacked: one entry per layer of a period, with the periods stacked.
+        stacked: one entry per layer of a period, with the periods stacked, if there are several.
         track: wraps the loop over layers, to show progress.
 
     Raises:
@@ -266,6 +266,7 @@ def load_weights(
     prefix = text_prefix(frozenset(checkpoint.names()))
     checkpoint.require(expected_tensors(layout.config, prefix))
     readers = [_RankReader(checkpoint, layout, dtype, prefix, r) for r in range(layout.ranks)]
+    stacked = stacked and layout.config.period < layout.config.num_layers
     period = layout.config.period if stacked else layout.config.num_layers
 
     def entry(first: int) -> LayerWeights:

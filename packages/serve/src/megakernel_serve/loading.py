@@ -21,6 +21,7 @@ from kda_mla_kernels.model import (
 from tokenizers import Tokenizer
 
 from megakernel_serve.files import Checkpoint
+from megakernel_serve.program_cache import keep_programs
 from megakernel_serve.settings import Layers, Settings
 
 __all__ = ["Choice", "LoadedModel", "choose", "load", "load_model"]
@@ -113,6 +114,7 @@ def load_model(
     Raises:
         CheckpointError, ConfigError: see :meth:`kda_mla_kernels.model.ModelPackage.load`.
     """
+    keep_programs()
     devices = _devices(settings.devices) if settings.devices is not None else None
     return choice.package.load(
         choice.checkpoint,

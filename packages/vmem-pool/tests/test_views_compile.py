@@ -1,6 +1,5 @@
 """Views compile for TPU v7, without one. Their values are checked in the interpreters only."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -57,7 +56,7 @@ jax.jit(call).lower(shape((20, 300), dtype), shape((rows, 128), jnp.uint8)).comp
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+@pytest.mark.tpu_compile
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "uint8", "int4"])
 def test_a_kernel_of_views_compiles(dtype):
     settings = {

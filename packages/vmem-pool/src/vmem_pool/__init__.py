@@ -3,7 +3,7 @@
 from importlib.metadata import version as _version
 
 from vmem_pool.buffers import Buffer, ReceiveArea
-from vmem_pool.errors import PlanError
+from vmem_pool.errors import PlanError, StreamError
 from vmem_pool.packing import pack, unpack
 from vmem_pool.planner import Plan, plan
 from vmem_pool.plot import save_plot
@@ -15,6 +15,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "ReceiveArea",
+    "StreamError",
     "View",
     "__version__",
     "pack",

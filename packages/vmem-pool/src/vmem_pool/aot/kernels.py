@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vmem_pool.aot.loops import OPERATIONS, SLOTS, Branches, Loop, count_cycles, loop_tree, source_of
+from vmem_pool.aot.loops import (
+    OPERATIONS,
+    SLOTS,
+    Branches,
+    Loop,
+    count_cycles,
+    loop_tree,
+    source_of,
+)
 from vmem_pool.aot.machine import OVERLAY_BUNDLES
 
 __all__ = ["DmaSite", "Dumps", "KernelReport", "read_kernels"]

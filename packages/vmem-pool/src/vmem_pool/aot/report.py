@@ -87,9 +87,7 @@ class Report:
         return read / HBM_BYTES_PER_CYCLE
 
 
-def report(
-    target: Target, topology: str = "tpu7x:2x2x1", options: Options | None = None
-) -> Report:
+def report(target: Target, topology: str = "tpu7x:2x2x1", options: Options | None = None) -> Report:
     """Compiles ``target`` in a process of its own with the real TPU compiler.
 
     Args:

@@ -18,7 +18,7 @@ __all__ = ["print_report"]
 
 MIB = 1 << 20
 SHOWN = 12
-"""VMEM allocations listed, largest first."""
+"""Kinds of VMEM allocations listed, largest first."""
 PIPED_WIDTH = 160
 
 
@@ -54,8 +54,12 @@ def _print_kernel(kernel: KernelReport, out: Console) -> None:
         f"  VMEM {kernel.vmem_bytes / MIB:.2f} of {kernel.vmem_limit_bytes / MIB:.2f} MiB,"
         f" SMEM {kernel.smem_bytes} bytes"
     )
-    for size, name in kernel.vmem_allocations[:SHOWN]:
-        out.print(f"  vmem {size / MIB:8.3f} MiB  {name[:80]}")
+    together = Counter(name for _, name in kernel.vmem_allocations)
+    sizes: Counter[str] = Counter()
+    for size, name in kernel.vmem_allocations:
+        sizes[name] += size
+    for name, size in sizes.most_common(SHOWN):
+        out.print(f"  vmem {size / MIB:8.3f} MiB  {name[:80]} x{together[name]}")
     for operand in kernel.operands:
         out.print(f"  operand {operand}")
     for dma, count in Counter(kernel.dmas).items():
@@ -94,7 +98,9 @@ def _inventory(inventory: Inventory) -> Table:
         table.add_column(name, overflow="fold")
     for site, (low, high) in sorted(inventory.counts.items()):
         runs = str(low) if low == high else f"{low}..{high}"
-        table.add_row(site.op, runs, str(site.bytes), site.route, site.shape, site.source, site.nest)
+        table.add_row(
+            site.op, runs, str(site.bytes), site.route, site.shape, site.source, site.nest
+        )
     if inventory.unknown:
         table.caption = f"loops of unknown length: {', '.join(sorted(inventory.unknown))}"
     return table

@@ -267,7 +267,9 @@ class SegmentReader:
             raise StreamError(f"{where} is left before a tile of {missing} is taken")
         if self._open:
             names = {t.matrix.name for t in self.plan.tiles if t.slot in self._open}
-            raise StreamError(f"{where} is left with unreleased slots of {', '.join(sorted(names))}")
+            raise StreamError(
+                f"{where} is left with unreleased slots of {', '.join(sorted(names))}"
+            )
         if self._holding:
             raise StreamError(f"{where} is left while loads are held back; call flush()")
         return self.pos + self.plan.num_slots

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from kda_mla_kernels.errors import ConfigError
 
-__all__ = ["LayerKind", "QwenConfig"]
+__all__ = ["LayerKind", "QwenConfig", "token_ids"]
 
 LayerKind = Literal["linear_attention", "full_attention"]
 
@@ -194,7 +194,7 @@ class QwenConfig:
             rotary_dim=int(head_dim * factor),
             tied_embeddings=_tied(text, config),
             max_position_embeddings=_count(text, "max_position_embeddings", 262144),
-            eos_ids=_ids(text.get("eos_token_id", config.get("eos_token_id"))),
+            eos_ids=token_ids(text.get("eos_token_id", config.get("eos_token_id"))),
         )
 
 
@@ -276,7 +276,12 @@ def _number(source: Mapping[str, Any], name: str, default: float) -> float:
     return float(value)
 
 
-def _ids(value: Any) -> tuple[int, ...]:
+def token_ids(value: Any) -> tuple[int, ...]:
+    """The value of an ``eos_token_id``: none, one or several.
+
+    Raises:
+        ConfigError: something else than ids.
+    """
     if value is None:
         return ()
     values = value if isinstance(value, list) else [value]

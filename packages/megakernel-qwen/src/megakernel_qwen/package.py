@@ -10,13 +10,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from kda_mla_kernels.checkpoint import Checkpoint, open_checkpoint
-from kda_mla_kernels.errors import ConfigError
+from kda_mla_kernels.errors import CheckpointError, ConfigError
 from kda_mla_kernels.model import GenerationDefaults, ModelInfo
 from kda_mla_kernels.numerics import Numerics, numerics_of
 
 from megakernel_qwen import embedded
 from megakernel_qwen.chat import QwenChatFormat, read_dialect
-from megakernel_qwen.config import MODEL_TYPES, QwenConfig
+from megakernel_qwen.config import MODEL_TYPES, QwenConfig, token_ids
 from megakernel_qwen.layout import QwenLayout, legal_ranks
 from megakernel_qwen.tensors import expected_tensors, text_prefix
 from megakernel_qwen.tokenizer import load_tokenizer
@@ -125,8 +125,8 @@ def _ranks(devices: Sequence[jax.Device] | None) -> list[jax.Device]:
     if devices is None:
         found = jax.devices()
         return found if found[0].platform == "tpu" else found[:1]
-    if not devices:
-        raise ConfigError("devices must name at least one device")
+    if not devices or len(set(devices)) < len(devices):
+        raise ConfigError(f"devices {list(devices)} must name at least one, and none twice")
     return list(devices)
 
 
@@ -171,16 +171,22 @@ def _generation_defaults(
     checkpoint: Checkpoint, config: QwenConfig, chat_stops: frozenset[int]
 ) -> GenerationDefaults:
     """``generation_config.json`` where it exists; stop ids of all sources together."""
-    found = checkpoint.json("generation_config.json") or {}
-    stops = found.get("eos_token_id", [])
-    stops = stops if isinstance(stops, list) else [stops]
-    sampled = found.get("do_sample", "temperature" in found)
+    found = checkpoint.json("generation_config.json")
+    found = {} if found is None else found
+    if not isinstance(found, dict):
+        raise CheckpointError(f"generation_config.json of {checkpoint.name} must hold an object")
+    given = {name: value for name, value in found.items() if value is not None}
+    for name in ("temperature", "top_p", "top_k", "min_p"):
+        value = given.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CheckpointError(f"{name} {value!r} in generation_config.json must be a number")
+    sampled = given.get("do_sample", "temperature" in given)
     return GenerationDefaults(
-        temperature=float(found.get("temperature", 1.0)) if sampled else 0.0,
-        top_p=float(found.get("top_p", 1.0)),
-        top_k=int(found.get("top_k", 0)),
-        min_p=float(found.get("min_p", 0.0)),
-        stop_ids=frozenset(stops) | frozenset(config.eos_ids) | chat_stops,
+        temperature=float(given.get("temperature", 1.0)) if sampled else 0.0,
+        top_p=float(given.get("top_p", 1.0)),
+        top_k=int(given.get("top_k", 0)),
+        min_p=float(given.get("min_p", 0.0)),
+        stop_ids=frozenset(token_ids(given.get("eos_token_id"))) | set(config.eos_ids) | chat_stops,
     )
 
 

@@ -17,7 +17,7 @@ BARE_PREFIX = "model."
 
 def text_prefix(names: set[str] | frozenset[str]) -> str:
     """The prefix of the text model's tensors: multimodal checkpoints nest it."""
-    nested = MULTIMODAL_PREFIX + "embed_tokens.weight" in names
+    nested = any(name.startswith(MULTIMODAL_PREFIX) for name in names)
     return MULTIMODAL_PREFIX if nested else BARE_PREFIX
 
 

@@ -32,6 +32,9 @@ __all__ = [
     "matrix_dtype",
 ]
 
+STORED_DTYPES = ("bfloat16", "float16", "float32")
+"""What a tensor may be stored in. Narrower ones need scales, which this family's loader lacks."""
+
 Array = Any
 """A numpy array while loading, a jax array afterwards."""
 
@@ -261,10 +264,11 @@ def load_weights(
         track: wraps the loop over layers, to show progress.
 
     Raises:
-        CheckpointError: a tensor is missing or has the wrong shape, before anything is read.
+        CheckpointError: a tensor is missing or has the wrong shape or type, before anything is
+            read.
     """
     prefix = text_prefix(frozenset(checkpoint.names()))
-    checkpoint.require(expected_tensors(layout.config, prefix))
+    checkpoint.require(expected_tensors(layout.config, prefix), STORED_DTYPES)
     readers = [_RankReader(checkpoint, layout, dtype, prefix, r) for r in range(layout.ranks)]
     stacked = stacked and layout.config.period < layout.config.num_layers
     period = layout.config.period if stacked else layout.config.num_layers

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 from tpu_collectives import (
     AllGather,
     AllReduce,
@@ -12,9 +13,11 @@ from tpu_collectives import (
     PairExchange,
     ReduceScatter,
     Topology,
+    TuningError,
 )
 from tpu_collectives.levels import default_tree, tree_levels
 from tpu_collectives.testing import RankProgram, repeated
+from tpu_collectives.tune import looped, tune
 
 USES = 2
 
@@ -84,3 +87,12 @@ def everything(name, sizes):
     for rows in (1, 3):
         blocks(name, rows)
     arg_max(name, 8)
+
+
+def tuning(name):
+    """What is timed compiles, but nothing can be timed on devices that are not there."""
+    topology = Topology.from_name(name)
+    comm = AllReduce(topology, 8, 4096)
+    assert looped(comm, 1000).compile(comm.input).as_text()
+    with pytest.raises(TuningError, match="compile-only"):
+        tune(topology, [(8, 4096)])

@@ -36,3 +36,7 @@ def test_every_collective_and_schedule_compiles(name, sizes):
 @pytest.mark.parametrize("name", ["v6e:2x4", "v5p:2x2x4", "tpu7x:2x4x4"])
 def test_other_slices_compile_too(name):
     compiles("all_reduces", name=name, sizes=[(8, 4096)], wires=["bfloat16"])
+
+
+def test_devices_that_are_not_there_cannot_be_timed():
+    compiles("tuning", name="tpu7x:2x2x1")

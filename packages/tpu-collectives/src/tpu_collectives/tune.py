@@ -109,7 +109,7 @@ def _timed_device(topology: Topology, timing: Timing) -> str:
             f"schedules are timed on TPUs, and {topology.name} has {platform} devices; to try the"
             " procedure without a TPU, pass Timing(uses=2, calls=1, interpret=True)"
         )
-    if not set(devices) <= set(jax.devices("tpu")):
+    if not set(devices) <= set(jax.devices()):
         raise TuningError(
             f"{topology.name} is compile-only; use Topology.from_devices(jax.devices()) on a slice"
         )

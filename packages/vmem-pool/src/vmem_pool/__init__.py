@@ -3,7 +3,7 @@
 from importlib.metadata import version as _version
 
 from vmem_pool.buffers import Buffer, ReceiveArea
-from vmem_pool.errors import PlanError, StreamError
+from vmem_pool.errors import ContainerError, PlanError, StreamError
 from vmem_pool.packing import pack, unpack
 from vmem_pool.planner import Plan, plan
 from vmem_pool.plot import save_plot
@@ -12,6 +12,7 @@ from vmem_pool.views import View, view
 
 __all__ = [
     "Buffer",
+    "ContainerError",
     "Plan",
     "PlanError",
     "ReceiveArea",

@@ -1,6 +1,6 @@
 """Errors of this package."""
 
-__all__ = ["PlanError", "StreamError"]
+__all__ = ["ContainerError", "PlanError", "StreamError"]
 
 
 class PlanError(ValueError):
@@ -9,3 +9,7 @@ class PlanError(ValueError):
 
 class StreamError(PlanError):
     """A kernel that does not take and release the slots of a stream as they were planned."""
+
+
+class ContainerError(ValueError):
+    """A container on disk that cannot be written, or is not what its reader expects."""

@@ -1,4 +1,4 @@
-"""A streamed kernel at a realistic size, compiled for TPU v7. Cycles are the compiler's schedule."""
+"""A streamed kernel of realistic size, compiled for TPU v7; cycles are the compiler's schedule."""
 
 from functools import cache
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the TPU compiler makes of a kernel, without a TPU: ``python -m vmem_pool.aot FILE.py:build``."""
+"""What the TPU compiler makes of a kernel, without a TPU."""
 
 from vmem_pool.aot.inventory import Inventory, Site, take_inventory
 from vmem_pool.aot.kernels import DmaSite, KernelReport

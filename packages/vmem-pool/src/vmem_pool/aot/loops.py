@@ -1,7 +1,7 @@
 """The loop tree of a register-allocated schedule, and the cycles of its paths.
 
-The schedule has one bundle per cycle, gaps included, so cycles are numbers of bundles; branches name
-their targets by bundle number. Waits for transfers and semaphores are not in it.
+The schedule has one bundle per cycle, gaps included, so cycles are numbers of bundles; branches
+name their targets by bundle number. Waits for transfers and semaphores are not in it.
 """
 
 from __future__ import annotations

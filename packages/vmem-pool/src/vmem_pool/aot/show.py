@@ -56,16 +56,16 @@ def _print_kernel(kernel: KernelReport, out: Console) -> None:
     )
     together = Counter(name for _, name in kernel.vmem_allocations)
     sizes: Counter[str] = Counter()
-    for size, name in kernel.vmem_allocations:
-        sizes[name] += size
-    for name, size in sizes.most_common(SHOWN):
-        out.print(f"  vmem {size / MIB:8.3f} MiB  {name[:80]} x{together[name]}")
+    for size, allocation in kernel.vmem_allocations:
+        sizes[allocation] += size
+    for name, total in sizes.most_common(SHOWN):
+        out.print(f"  vmem {total / MIB:8.3f} MiB  {name[:80]} x{together[name]}")
     for operand in kernel.operands:
         out.print(f"  operand {operand}")
     for dma, count in Counter(kernel.dmas).items():
         way = "remote" if dma.remote else "local"
-        size = "bytes known while running" if dma.bytes is None else f"{dma.bytes} bytes"
-        out.print(f"  {way} dma x{count} in the text: {dma.kind}, {size}, {dma.loop} {dma.source}")
+        moved = "bytes known while running" if dma.bytes is None else f"{dma.bytes} bytes"
+        out.print(f"  {way} dma x{count} in the text: {dma.kind}, {moved}, {dma.loop} {dma.source}")
     if kernel.unknown_trips:
         out.print(f"  loops of unknown length, counted once: {', '.join(kernel.unknown_trips)}")
     for warning in kernel.warnings:

@@ -3,7 +3,8 @@
 A *segment* is a fixed list of matrices in the order in which a kernel consumes them, say those of
 one kind of layer; a step is a list of segments. In HBM the stream is one array
 ``uint8 [slots, rows, 128]`` in consumption order. A segment fills whole slots, so that a layer of
-any kind can follow one of any other and the load that follows slot ``pos`` is always ``pos + depth``.
+any kind can follow one of any other, and what is loaded after slot ``pos`` is always slot
+``pos + depth``.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from math import ceil
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -68,13 +69,13 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Span:
-    """Consecutive rows or columns of a matrix."""
+    """Consecutive rows or columns of a matrix; in a kernel the start may be a traced int32."""
 
-    start: int
+    start: Any
     size: int
 
     @property
-    def stop(self) -> int:
+    def stop(self) -> Any:
         """One past the last."""
         return self.start + self.size
 
@@ -150,7 +151,6 @@ def _units(matrix: Matrix, cut: Cut) -> tuple[int, int, int]:
 
 
 def _tile(matrix: Matrix, cut: Cut, start: int, stop: int) -> Tile:
-    whole = [Span(0, size) for size in matrix.shape]
-    size = matrix.shape[cut.value]
-    whole[cut.value] = Span(start, min(stop, size) - start)
-    return Tile(matrix, cut, *whole)
+    rows, columns = (Span(0, size) for size in matrix.shape)
+    part = Span(start, min(stop, matrix.shape[cut.value]) - start)
+    return Tile(matrix, cut, part, columns) if cut is Cut.ROWS else Tile(matrix, cut, rows, part)

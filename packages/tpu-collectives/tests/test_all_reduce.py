@@ -141,6 +141,19 @@ def test_the_scratch_has_two_areas_and_two_receive_semaphores_per_phase():
 
 
 @pytest.mark.parametrize(
+    ("rows", "schedule", "expected"),
+    [(1, 0, 2 * 8 * 10240), (8, 1, (3 + 2) * 8 * 10240)],  # compiled for v7: the same
+)
+def test_the_areas_take_as_much_vmem_as_the_compiler_gives_them(rows, schedule, expected):
+    comm = AllReduce(Topology.virtual(8), rows, 5120, schedule=schedule)
+    assert comm.vmem_bytes == expected
+
+
+def test_equal_configurations_are_one_key():
+    assert len({AllReduce(Topology.virtual(8), rows, 128) for rows in (1, 1, 2)}) == 2
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"rows": 0}, "rows must be at least 1, not 0"),

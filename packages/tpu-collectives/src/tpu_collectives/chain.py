@@ -135,6 +135,11 @@ class Chained:
         """Buffers and semaphores, for ``scratch_shapes``; they live for the whole kernel."""
         return self._chain.scratch()
 
+    @property
+    def vmem_bytes(self) -> int:
+        """VMEM of all areas, with the rows that tiles add."""
+        return sum(exchange.vmem_bytes for exchange in self._chain.exchanges)
+
     def start(self, refs: ChainRefs, x: jax.Array, phase: Any) -> Handle:
         """Send this rank's data and return at once.
 

@@ -87,6 +87,11 @@ class Exchange:
             receive_sems=pltpu.SemaphoreType.DMA((2,)),
         )
 
+    @property
+    def vmem_bytes(self) -> int:
+        """VMEM of the areas."""
+        return self.wire.bytes * self.level.size * (3 if self.distinct else 2)
+
     def position(self) -> jax.Array:
         """This rank's number in its group, traced."""
         return self.level.position(lax.axis_index(self.axis))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kda_mla_kernels.checkpoint import open_checkpoint
+from kda_mla_kernels.checkpoint import fetch_file, fetch_json, open_checkpoint
 from kda_mla_kernels.errors import CheckpointError
 from safetensors.numpy import save, save_file
 
@@ -39,14 +39,27 @@ WANTED = {
 
 def run_open(arguments: str, **environment: str) -> str:
     """Opens a checkpoint in a process of its own: the cache's place is read at import."""
+    return run_hub(
+        f"checkpoint = open_checkpoint({arguments})",
+        "checkpoint.name, checkpoint.folder, checkpoint.read('w').tolist()",
+        **environment,
+    )
+
+
+def run_fetch(arguments: str, **environment: str) -> str:
+    """Fetches one file in a process of its own."""
+    return run_hub(f"file = fetch_file({arguments})", "file", **environment)
+
+
+def run_hub(call: str, shown: str, **environment: str) -> str:
     script = f"""
-        from kda_mla_kernels.checkpoint import open_checkpoint
+        from kda_mla_kernels.checkpoint import fetch_file, open_checkpoint
         try:
-            checkpoint = open_checkpoint({arguments})
+            {call}
         except ValueError as error:
             print(type(error).__name__, error)
         else:
-            print(checkpoint.name, checkpoint.folder, checkpoint.read("w").tolist())
+            print({shown})
     """
     clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
@@ -132,8 +145,16 @@ class Hub(BaseHTTPRequestHandler):
             info = {"id": "org/tiny", "sha": COMMIT, "siblings": siblings}
             self.reply(200, json.dumps(info).encode(), body)
         else:
-            content = FILES[path.rsplit("/", 1)[1]]
-            self.reply(200, content, body, {"ETag": f'"{self.blob(content)}"'})
+            self.file(path, body)
+
+    def file(self, path, body):
+        _, _, _, _, revision, name = path.split("/")
+        if revision == "v9":
+            self.reply(404, b"{}", body, {"X-Error-Code": "RevisionNotFound"})
+        elif name not in FILES:
+            self.reply(404, b"{}", body, {"X-Error-Code": "EntryNotFound"})
+        else:
+            self.reply(200, FILES[name], body, {"ETag": f'"{self.blob(FILES[name])}"'})
 
     @staticmethod
     def blob(content):
@@ -190,6 +211,62 @@ def test_what_the_hub_refuses_is_one_clear_sentence(tmp_path, hub, arguments, me
     assert shown.startswith("CheckpointError no folder 'org/")
     assert message in shown
     assert "\n" not in shown
+
+
+# Single files
+
+
+def test_a_single_file_is_fetched_alone(tmp_path, hub):
+    endpoint, requested = hub
+    places = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": endpoint}
+    shown = run_fetch("'org/tiny@main', 'config.json'", **places)
+    assert Path(shown).read_bytes() == FILES["config.json"]
+    assert {path.rsplit("/", 1)[1] for path in requested} == {"config.json"}
+    assert run_fetch("'org/tiny', 'absent.json', 'main'", **places) == "None"
+
+
+def test_without_a_network_a_cached_snapshot_says_which_files_exist(cache):
+    places = {"HF_HOME": str(cache), "HF_HUB_OFFLINE": "1"}
+    assert run_fetch("'org/tiny@main', 'config.json'", **places).endswith(f"{COMMIT}/config.json")
+    assert run_fetch("'org/tiny', 'chat_template.jinja'", **places) == "None"
+    assert run_fetch("'org/tiny', 'absent.json', offline=True", HF_HOME=str(cache)) == "None"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("'org/tiny', 'config.json', 'v9'", "repository 'org/tiny@v9' has no such revision"),
+        ("'org/gated', 'config.json'", "repository 'org/gated' needs access rights"),
+    ],
+)
+def test_a_single_file_fails_in_the_same_words_as_a_checkpoint(tmp_path, hub, arguments, message):
+    shown = run_fetch(arguments, HF_HOME=str(tmp_path), HF_ENDPOINT=hub[0])
+    assert shown.startswith("CheckpointError no folder 'org/")
+    assert message in shown
+    assert "\n" not in shown
+
+
+def test_a_single_file_that_is_not_cached_says_so(tmp_path):
+    shown = run_fetch("'org/tiny', 'config.json'", HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
+    assert "is not (completely) in the cache" in shown
+    assert shown.endswith("offline mode is on")
+
+
+def test_a_single_file_of_a_folder_may_be_named_from_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"a": 1}')
+    (folder / "list.json").write_text("[]")
+    assert fetch_file("~/tiny", "config.json") == folder / "config.json"
+    assert fetch_json("~/tiny", "config.json") == {"a": 1}
+    assert fetch_json(folder, "absent.json") is None
+    with pytest.raises(CheckpointError, match=r"list\.json must hold a JSON object, not list"):
+        fetch_json(folder, "list.json")
+    with pytest.raises(CheckpointError, match="revision 'v1' cannot be chosen"):
+        fetch_file(folder, "config.json", "v1")
+    with pytest.raises(CheckpointError, match="the name is no Hugging Face repository"):
+        fetch_file("nowhere", "config.json")
 
 
 # Folders

@@ -9,7 +9,6 @@ from bigram import build_tokenizer
 from kda_mla_kernels.chat import ChatError, ChatOptions, ContentText, ReasoningText
 from kda_mla_kernels.errors import CheckpointError
 from megakernel_serve.chat_template import JinjaChatFormat, template_format
-from megakernel_serve.files import Checkpoint
 
 USER = [{"role": "user", "content": "a <b> & 'c'"}]
 
@@ -142,7 +141,7 @@ def test_a_template_may_be_any_file(model, tmp_path):
 
 
 def own_format(model, folder, source="auto"):
-    return template_format(source, Checkpoint(folder), model.tokenizer, model.generation.stop_ids)
+    return template_format(source, folder, None, model.tokenizer, model.generation.stop_ids)
 
 
 def text_of(chat, model):

@@ -134,6 +134,10 @@ def test_usage_errors_exit_with_2(run, tmp_path):
     assert "there is no prompt" in error_line(run("generate", code=2))
     bad = run("generate", "x", "--rows", "0", code=2)
     assert "--rows must be a whole number >= 1, not '0'" in error_line(bad)
+    idle = error_line(run("generate", "x", "--revision", "v1", code=2))
+    assert "--revision needs --model" in idle
+    idle = error_line(run("info", code=2, MEGAKERNEL_REVISION="v1"))
+    assert "MEGAKERNEL_REVISION needs --model" in idle
     assert "give the model once" in error_line(run("info", "a", "--model", "b", code=2))
     (tmp_path / "megakernel.toml").write_text("no_such = 1\n")
     assert "unknown key 'no_such'" in error_line(run("generate", "x", code=2))

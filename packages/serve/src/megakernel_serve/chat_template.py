@@ -27,10 +27,10 @@ from kda_mla_kernels.chat import (
     ReasoningText,
     Rendered,
 )
+from kda_mla_kernels.checkpoint import fetch_file, fetch_json
 from kda_mla_kernels.errors import CheckpointError
 from tokenizers import Tokenizer
 
-from megakernel_serve.files import Checkpoint
 from megakernel_serve.text import Detokenizer, StopScanner
 
 __all__ = ["JinjaChatFormat", "template_format"]
@@ -144,16 +144,26 @@ def _content(text: str) -> list[ChatEvent]:
 
 
 def template_format(
-    source: str, checkpoint: Checkpoint, tokenizer: Tokenizer, stop_ids: frozenset[int]
+    source: str,
+    checkpoint: str | Path,
+    revision: str | None,
+    tokenizer: Tokenizer,
+    stop_ids: frozenset[int],
 ) -> JinjaChatFormat:
     """The format that ``--chat-template`` names: a file, or ``auto`` for the checkpoint's own.
+
+    Args:
+        source: path of the template, or ``auto``.
+        checkpoint, revision: as for :func:`kda_mla_kernels.checkpoint.open_checkpoint`; every
+            template may name the checkpoint's special tokens.
+        tokenizer, stop_ids: as for :class:`JinjaChatFormat`.
 
     Raises:
         CheckpointError: there is no such template.
         ChatError: it is not valid Jinja.
     """
-    config = checkpoint.json("tokenizer_config.json") or {}
-    template = _own_template(checkpoint, config) if source == "auto" else _read(source)
+    config = fetch_json(checkpoint, "tokenizer_config.json", revision) or {}
+    template = _own_template(checkpoint, revision, config) if source == "auto" else _read(source)
     variables = {
         name: value["content"] if isinstance(value, dict) else value
         for name in ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -162,18 +172,18 @@ def template_format(
     return JinjaChatFormat(template, tokenizer, stop_ids, variables)
 
 
-def _own_template(checkpoint: Checkpoint, config: Mapping[str, Any]) -> str:
-    if (path := checkpoint.file("chat_template.jinja")) is not None:
-        return path.read_text(encoding="utf-8")
+def _own_template(checkpoint: str | Path, revision: str | None, config: Mapping[str, Any]) -> str:
+    if (path := fetch_file(checkpoint, "chat_template.jinja", revision)) is not None:
+        return _read(path)
     found = config.get("chat_template")
     if isinstance(found, list):  # several, by name
         found = next((one["template"] for one in found if one.get("name") == "default"), None)
     if not isinstance(found, str):
-        raise CheckpointError(f"{checkpoint.name} ships no chat template")
+        raise CheckpointError(f"{checkpoint} ships no chat template")
     return found
 
 
-def _read(path: str) -> str:
+def _read(path: str | Path) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

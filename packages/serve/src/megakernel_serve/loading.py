@@ -10,6 +10,7 @@ from typing import Protocol
 
 import jax
 from kda_mla_kernels.chat import ChatFormat
+from kda_mla_kernels.checkpoint import fetch_json
 from kda_mla_kernels.errors import CheckpointError, ConfigError
 from kda_mla_kernels.model import (
     Model,
@@ -20,13 +21,10 @@ from kda_mla_kernels.model import (
 )
 from tokenizers import Tokenizer
 
-from megakernel_serve.files import Checkpoint
 from megakernel_serve.program_cache import keep_programs
 from megakernel_serve.settings import Layers, Settings
 
 __all__ = ["Choice", "LoadedModel", "choose", "load", "load_model"]
-
-PREFERRED_FAMILY = "qwen"
 
 
 @dataclass(frozen=True)
@@ -64,20 +62,22 @@ def choose(asked: _Asked) -> Choice:
 
     A family's own command takes ``--model``, else ``{PREFIX}_CHECKPOINT``, else the other places
     of ``model``, else the family's main repository. All other commands take ``model``, else the
-    small checkpoint that ships with the preferred (or only) installed package.
+    small checkpoint that ships with the installed package. A family's name as ``model`` is that
+    family's small checkpoint, unless a folder has this name.
 
     Raises:
-        LookupError: no package fits.
+        LookupError: no package fits, or nothing says which of several is meant.
         CheckpointError: the checkpoint's ``config.json`` cannot be read.
     """
     settings, layers = asked.settings, asked.layers
     if asked.family is not None:
         return _choose_of_family(find_package(asked.family), settings, layers)
-    if settings.model is None:
-        package = find_package(_default_family())
-        return Choice(package, package.embedded_checkpoint())
-    package = _package_of(settings.model, settings.revision)
-    return Choice(package, settings.model, _revision(package, settings, layers))
+    model = settings.model or _only_family()
+    if _is_family(model):
+        package = find_package(model)
+        return Choice(package, package.embedded_checkpoint(), settings.revision)
+    package = _package_of(model, settings.revision)
+    return Choice(package, model, _revision(package, settings, layers))
 
 
 def load(
@@ -99,9 +99,12 @@ def load(
     if settings.chat_template is not None:
         from megakernel_serve.chat_template import template_format
 
-        own = Checkpoint(choice.checkpoint, choice.revision)
         chat_format = template_format(
-            settings.chat_template, own, model.tokenizer, model.generation.stop_ids
+            settings.chat_template,
+            choice.checkpoint,
+            choice.revision,
+            model.tokenizer,
+            model.generation.stop_ids,
         )
     return LoadedModel(model, model.tokenizer, chat_format)
 
@@ -133,6 +136,8 @@ def _choose_of_family(package: ModelPackage, settings: Settings, layers: Layers)
     own = layers.find_variable(f"{package.variable_prefix}_CHECKPOINT")
     if own is not None and "model" not in layers.flags:
         checkpoint = own[0]
+    if checkpoint == package.family and not Path(checkpoint).is_dir():
+        return Choice(package, package.embedded_checkpoint(), settings.revision)
     return Choice(package, checkpoint or package.default_repo, _revision(package, settings, layers))
 
 
@@ -141,22 +146,26 @@ def _revision(package: ModelPackage, settings: Settings, layers: Layers) -> str 
     return own[0] if own is not None and "revision" not in layers.flags else settings.revision
 
 
-def _default_family() -> str:
+def _only_family() -> str:
     installed = sorted(packages())
     if not installed:
         raise LookupError(
             "no model package is installed; try: pip install 'megakernel-serve[qwen]'"
         )
-    return PREFERRED_FAMILY if PREFERRED_FAMILY in installed else installed[0]
+    if len(installed) > 1:
+        raise LookupError(
+            f"several model packages are installed ({', '.join(installed)}): choose one's small"
+            f" checkpoint with --model, as in --model {installed[0]}, or a folder or repository"
+        )
+    return installed[0]
+
+
+def _is_family(model: str) -> bool:
+    return model in packages() and not Path(model).is_dir()
 
 
 def _package_of(checkpoint: str, revision: str | None) -> ModelPackage:
-    folder = Path(checkpoint)
-    if not folder.is_dir():
-        for family in packages():
-            if (package := find_package(family)).default_repo == checkpoint:
-                return package
-    config = Checkpoint(checkpoint, revision).json("config.json")
+    config = fetch_json(checkpoint, "config.json", revision)
     if config is None:
         raise CheckpointError(f"{checkpoint} has no config.json")
     return package_for_model_type(str(config.get("model_type")))

@@ -24,6 +24,6 @@ def keep_programs(folder: Path | None = None) -> None:
     """
     import jax
 
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         jax.config.update("jax_compilation_cache_dir", str(folder or default_folder()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_KEEPING_SECONDS)

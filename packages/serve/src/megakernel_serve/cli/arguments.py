@@ -12,7 +12,7 @@ from kda_mla_kernels.model import packages
 from megakernel_serve import __version__
 from megakernel_serve.settings import default_of, flag, options
 
-__all__ = ["build_parser"]
+__all__ = ["COMMANDS", "build_parser"]
 
 EPILOG = """\
 Every flag can also be set as a variable (--max-tokens: MEGAKERNEL_MAX_TOKENS), in .env, or in

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megakernel_serve.cli.arguments import build_parser
+from megakernel_serve.cli.arguments import COMMANDS, build_parser
 from megakernel_serve.settings import Layers, Settings, SettingsError
 
 __all__ = ["Invocation", "UsageError", "execute", "main"]
@@ -89,10 +89,20 @@ def _invocation(argv: Sequence[str] | None) -> Invocation:
     for name, value in layers.dotenv.items():  # HF_HOME and the like, for the libraries below
         os.environ.setdefault(name, value)
     settings = layers.resolve()
-    family = None
-    if command not in ("generate", "chat", "serve", "info"):
-        command, family = "family", command
+    family = None if command in COMMANDS else command
+    if family is None:
+        _refuse_idle_revision(layers, settings)
+    else:
+        command = "family"
     return Invocation(command, family, settings, layers, arguments, debug)
+
+
+def _refuse_idle_revision(layers: Layers, settings: Settings) -> None:
+    """The checkpoint that is loaded without a name has no revisions."""
+    if settings.model is None and (found := layers.find("revision")) is not None:
+        raise UsageError(
+            f"{found[1]} needs --model: it says which revision of a repository to take"
+        )
 
 
 def _configure_logging(invocation: Invocation) -> None:

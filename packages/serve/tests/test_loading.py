@@ -1,0 +1,99 @@
+"""What is loaded when the command line says little, much, or something that contradicts itself."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
+
+import kda_mla_kernels.model as registry
+import pytest
+from bigram import package as bigram
+from kda_mla_kernels.errors import CheckpointError
+from megakernel_serve.loading import choose
+from megakernel_serve.settings import Layers
+
+
+@pytest.fixture
+def install(monkeypatch, tmp_path):
+    """Makes the test family known under some names, as if so many packages were installed."""
+    monkeypatch.chdir(tmp_path)
+
+    def entry_points(*names):
+        found = [EntryPoint(name, "bigram:package", "megakernel.models") for name in names]
+        monkeypatch.setattr(registry, "entry_points", lambda group: found)
+
+    return entry_points
+
+
+def chosen(family=None, **flags):
+    layers = Layers(flags, {}, {}, {})
+    return choose(SimpleNamespace(family=family, settings=layers.resolve(), layers=layers))
+
+
+def test_the_only_installed_family_brings_its_small_checkpoint(install):
+    install("bigram")
+    assert chosen().checkpoint == bigram.embedded_checkpoint()
+
+
+def test_of_several_families_none_is_preferred(install):
+    install("zeta", "alpha")
+    with pytest.raises(LookupError, match=r"\(alpha, zeta\): .* as in --model alpha"):
+        chosen()
+    assert chosen(model="zeta").checkpoint == bigram.embedded_checkpoint()
+
+
+def test_without_any_family_the_error_says_what_to_install(install):
+    install()
+    with pytest.raises(LookupError, match="no model package is installed; try: pip install"):
+        chosen()
+
+
+def test_a_folder_comes_before_a_family_of_the_same_name(install, tmp_path):
+    install("bigram")
+    (tmp_path / "bigram").mkdir()
+    (tmp_path / "bigram" / "config.json").write_text(json.dumps({"model_type": "bigram"}))
+    assert chosen(model="bigram").checkpoint == "bigram"
+
+
+def test_a_folder_may_be_named_from_home(install, tmp_path, monkeypatch):
+    install("bigram")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps({"model_type": "bigram"}))
+    assert chosen(model="~/mine").package is bigram
+    with pytest.raises(CheckpointError, match="no checkpoint '~/other'"):
+        chosen(model="~/other")
+
+
+@pytest.mark.parametrize("model", ["org/tiny", "org/tiny@v1"])
+def test_a_repository_is_asked_for_the_config_of_its_revision(
+    install, monkeypatch, tmp_path, model
+):
+    """The hub's client is replaced by a note of what it is asked for."""
+    import huggingface_hub
+
+    install("bigram")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "bigram"}))
+    asked = []
+
+    def download(repo, name, *, revision, local_files_only):
+        asked.append((repo, name, revision))
+        return str(config)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert chosen(model=model).package is bigram
+    assert asked == [("org/tiny", "config.json", "v1" if "@" in model else None)]
+
+
+def test_two_revisions_contradict_each_other(install):
+    install("bigram")
+    with pytest.raises(CheckpointError, match="already names a revision, so 'v2' contradicts it"):
+        chosen(model="org/tiny@v1", revision="v2")
+
+
+def test_a_familys_own_command_may_load_its_small_checkpoint_too(install):
+    install("bigram", "other")
+    assert chosen(family="bigram").checkpoint == "example/bigram"
+    assert chosen(family="bigram", model="bigram").checkpoint == bigram.embedded_checkpoint()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import threading
+from pathlib import Path
 
 import pytest
 from bigram import eventually
+from megakernel_serve.api.unsupported import REFUSED, REFUSED_PREFIX
 
 
 def error_of(response, status):
@@ -75,6 +78,16 @@ BAD_COMPLETIONS = [
     ({"prompt": "x", "logit_bias": {"5": 1}}, "logit_bias"),
     ({"prompt": "x", "best_of": 2}, "best_of"),
     ({"prompt": "x", "suffix": "y"}, "suffix"),
+    ({"prompt": "x", "guided_choice": ["a", "b"]}, "guided_choice"),
+    ({"prompt": "x", "guided_anything": {}}, "guided_anything"),
+    ({"prompt": "x", "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ({"prompt": "x", "allowed_token_ids": [1]}, "allowed_token_ids"),
+    ({"prompt": "x", "bad_words": ["a"]}, "bad_words"),
+    ({"prompt": "x", "use_beam_search": True}, "use_beam_search"),
+    ({"prompt": "x", "length_penalty": 0.5}, "length_penalty"),
+    ({"prompt": "x", "prompt_embeds": "AAAA"}, "prompt_embeds"),
+    ({"prompt": "x", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+    ({"prompt": "x", "skip_special_tokens": False}, "skip_special_tokens"),
 ]
 BAD_CHATS = [
     ({}, "messages"),
@@ -119,6 +132,11 @@ def test_neutral_values_of_unsupported_fields_and_unknown_fields_are_accepted(ap
         "logit_bias": {},
         "logprobs": None,
         "best_of": 1,
+        "length_penalty": 1.0,
+        "bad_words": [],
+        "use_beam_search": False,
+        "guided_json": None,
+        "skip_special_tokens": True,
         "user": "me",
         "metadata": {"a": 1},
         "store": False,
@@ -127,6 +145,36 @@ def test_neutral_values_of_unsupported_fields_and_unknown_fields_are_accepted(ap
     assert api.complete(**neutral).status_code == 200
     chat = {"response_format": {"type": "text"}, "logprobs": False, "top_logprobs": 0}
     assert api.chat(**chat).status_code == 200
+
+
+def test_the_readme_lists_exactly_the_fields_that_are_refused():
+    readme = Path(__file__).parents[1] / "README.md"
+    if not readme.exists():
+        pytest.skip("the README does not come with an installed package")
+    start = "Refused with a 400"
+    (paragraph,) = [line for line in readme.read_text().splitlines() if line.startswith(start)]
+    assert set(re.findall(r"`(.+?)`", paragraph)) == {*REFUSED, f"{REFUSED_PREFIX}*"}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"prompt": ["x"] * 3, "n": 60}, "3 prompts times n=60 are 180 answers; at most 128 are"),
+        ({"prompt": ["x"] * 129}, "129 prompts are too many; at most 128 are possible"),
+        ({"n": 129}, "n: Input should be less than or equal to 128, not 129"),
+        ({"temperature": 2.5}, "temperature: Input should be less than or equal to 2, not 2.5"),
+        ({"max_tokens": 5, "min_tokens": 6}, "min_tokens=6 is above the 5 tokens to generate"),
+    ],
+)
+def test_a_limit_is_named_together_with_the_value(api, body, message):
+    assert message in error_of(api.complete(**body), 400)["message"]
+
+
+def test_more_answers_than_the_queue_holds_are_refused_for_all_kinds_of_requests(make_api):
+    api = make_api(max_waiting=2).load()
+    for response in (api.complete(n=3), api.chat(n=3)):
+        message = error_of(response, 400)["message"]
+        assert message == "n=3 asks for 3 answers; at most 2 are possible"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ _SURROGATE = re.compile(
     r"|\\."
 )
 
+_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
+
 
 async def read_json(request: Request, limit: int) -> dict[str, Any]:
     """The JSON object in a request's body.
@@ -91,9 +93,11 @@ def _no_constant(name: str) -> NoReturn:
 
 def _first_error(error: ValidationError) -> ApiError:
     """The first complaint, with the path of the field as clients write it: ``messages[0].role``."""
-    first = error.errors(include_url=False, include_input=False)[0]
+    first = error.errors(include_url=False)[0]
     path = ""
     for part in first["loc"]:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
     message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    if first["type"] in _BOUNDS:
+        message += f", not {str(first['input'])[:40]}"
     return invalid(f"{path}: {message}" if path else message, path or None)

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from tokenizers import Tokenizer
 
-from megakernel_serve.api.body import read_json, validate
+from megakernel_serve.api.answering import Endpoint, Event, answer, check_answers
 from megakernel_serve.api.envelope import Envelope
 from megakernel_serve.api.errors import invalid
-from megakernel_serve.api.generation import (
-    Choice,
-    cancel_all,
-    engine_requests,
-    merged,
-    submit_all,
-    usage,
-)
+from megakernel_serve.api.generation import Choice, engine_requests, merged, submit_all, usage
 from megakernel_serve.api.prompts import Prompt, encode, read_prompts
-from megakernel_serve.api.schema import MOST_CHOICES, CompletionRequest
+from megakernel_serve.api.schema import CompletionRequest
 from megakernel_serve.api.service import Service
-from megakernel_serve.api.sse import EventStream, unless_client_leaves
-from megakernel_serve.api.unsupported import refuse_unsupported
 from megakernel_serve.text import TextAnswer
 
 __all__ = ["completions"]
@@ -46,45 +35,61 @@ class _Prompt:
 
 @dataclass(frozen=True)
 class _Job:
-    """One request, ready to run."""
+    """One request, ready to run; without choices it only echoes."""
 
     body: CompletionRequest
     envelope: Envelope
     prompts: Sequence[_Prompt]
     choices: Sequence[TextChoice]
 
-    def echo(self, index: int) -> str:
+    def _echo(self, index: int) -> str:
         return self.prompts[index // (self.body.n or 1)].echo
 
-    def usage(self) -> dict[str, Any]:
+    def _usage(self) -> dict[str, Any]:
         return usage(sum(len(prompt.ids) for prompt in self.prompts), self.choices)
+
+    async def collect(self) -> Event:
+        """The whole answer."""
+        count = len(self.prompts) * (self.body.n or 1)
+        texts = [self._echo(index) for index in range(count)]
+        async with aclosing(merged(self.choices)) as steps:
+            async for step in steps:
+                texts[step.choice.index] += "".join(step.pieces)
+        if self.choices:
+            entries = [_choice(one.index, texts[one.index], one) for one in self.choices]
+        else:
+            entries = [
+                _choice(index, text) | {"finish_reason": "length"}
+                for index, text in enumerate(texts)
+            ]
+        return self.envelope.wrap(entries, usage=self._usage())
+
+    async def stream(self) -> AsyncGenerator[Event, None]:
+        """The answer in events."""
+        extra: dict[str, Any] = {"usage": None} if self.body.include_usage else {}
+        async with aclosing(merged(self.choices)) as steps:
+            if self.body.echo:
+                for choice in self.choices:
+                    text = self._echo(choice.index)
+                    yield self.envelope.wrap([_choice(choice.index, text)], **extra)
+            async for step in steps:
+                if step.pieces or step.ended:
+                    ended = step.choice if step.ended else None
+                    entry = _choice(step.choice.index, "".join(step.pieces), ended)
+                    yield self.envelope.wrap([entry], **extra)
+        if self.body.include_usage:
+            yield self.envelope.wrap([], usage=self._usage())
 
 
 async def completions(request: Request) -> Response:
     """Continues one or several prompts."""
-    service: Service = request.app.state.service
-    values = await read_json(request, service.config.max_body_bytes)
-    refuse_unsupported(values)
-    body = validate(values, CompletionRequest)
-    envelope = Envelope.new("cmpl", "text_completion", service.check_model(body.model))
-    prompts = await asyncio.to_thread(_encode_all, service, body)
-    if body.max_tokens == 0:
-        return _echo_only(body, envelope, prompts)
-    job = _Job(body, envelope, prompts, _submit(service, body, prompts))
-    if body.stream:
-        seconds = service.config.keepalive_seconds
-        return EventStream(_stream(job), partial(cancel_all, job.choices), seconds)
-    try:
-        return JSONResponse(await unless_client_leaves(request.receive, _collect(job)))
-    finally:
-        cancel_all(job.choices)
+    return await answer(request, _ENDPOINT)
 
 
-def _encode_all(service: Service, body: CompletionRequest) -> list[_Prompt]:
+def _read(service: Service, body: CompletionRequest) -> list[_Prompt]:
     tokenizer = service.loaded.tokenizer
     prompts = read_prompts(body.prompt)
-    if len(prompts) * (body.n or 1) > min(MOST_CHOICES, service.config.max_waiting):
-        raise invalid("the prompts times n are more answers than this server can queue", "n")
+    check_answers(service, len(prompts), body.n or 1)
     encoded = []
     for prompt in prompts:
         ids = encode(tokenizer, prompt)
@@ -99,8 +104,11 @@ def _echo(tokenizer: Tokenizer, prompt: Prompt) -> str:
 
 
 def _submit(
-    service: Service, body: CompletionRequest, prompts: Sequence[_Prompt]
-) -> list[TextChoice]:
+    service: Service, body: CompletionRequest, envelope: Envelope, prompts: Sequence[_Prompt]
+) -> _Job:
+    if body.max_tokens == 0:
+        _check_echo(body)
+        return _Job(body, envelope, prompts, ())
     default = service.config.defaults.get("max_tokens") or DEFAULT_MAX_TOKENS
     requests = [
         request
@@ -109,7 +117,7 @@ def _submit(
     ]
     handles = submit_all(service, requests, "prompt")
     tokenizer = service.loaded.tokenizer
-    return [
+    choices = [
         Choice(
             index,
             handle,
@@ -122,9 +130,18 @@ def _submit(
         )
         for index, handle in enumerate(handles)
     ]
+    return _Job(body, envelope, prompts, choices)
 
 
-def _choice(index: int, text: str, choice: TextChoice | None = None) -> dict[str, Any]:
+def _check_echo(body: CompletionRequest) -> None:
+    """A request for no token at all makes sense as a question for the prompt's own length."""
+    if not body.echo:
+        raise invalid("max_tokens may be 0 only together with echo", "max_tokens")
+    if body.stream:
+        raise invalid("a stream must generate at least one token", "max_tokens")
+
+
+def _choice(index: int, text: str, choice: TextChoice | None = None) -> Event:
     return {
         "index": index,
         "text": text,
@@ -134,40 +151,11 @@ def _choice(index: int, text: str, choice: TextChoice | None = None) -> dict[str
     }
 
 
-async def _collect(job: _Job) -> dict[str, Any]:
-    texts = [job.echo(choice.index) for choice in job.choices]
-    async with aclosing(merged(job.choices)) as steps:
-        async for step in steps:
-            texts[step.choice.index] += "".join(step.pieces)
-    entries = [_choice(one.index, texts[one.index], one) for one in job.choices]
-    return job.envelope.wrap(entries, usage=job.usage())
-
-
-async def _stream(job: _Job) -> AsyncGenerator[dict[str, Any], None]:
-    extra: dict[str, Any] = {"usage": None} if job.body.include_usage else {}
-    async with aclosing(merged(job.choices)) as steps:
-        if job.body.echo:
-            for choice in job.choices:
-                text = job.echo(choice.index)
-                yield job.envelope.wrap([_choice(choice.index, text)], **extra)
-        async for step in steps:
-            if step.pieces or step.ended:
-                ended = step.choice if step.ended else None
-                entry = _choice(step.choice.index, "".join(step.pieces), ended)
-                yield job.envelope.wrap([entry], **extra)
-    if job.body.include_usage:
-        yield job.envelope.wrap([], usage=job.usage())
-
-
-def _echo_only(body: CompletionRequest, envelope: Envelope, prompts: Sequence[_Prompt]) -> Response:
-    if not body.echo:
-        raise invalid("max_tokens may be 0 only together with echo", "max_tokens")
-    if body.stream:
-        raise invalid("a stream must generate at least one token", "max_tokens")
-    count = body.n or 1
-    entries = [
-        _choice(index, prompts[index // count].echo) | {"finish_reason": "length"}
-        for index in range(len(prompts) * count)
-    ]
-    spent = usage(sum(len(prompt.ids) for prompt in prompts), ())
-    return JSONResponse(envelope.wrap(entries, usage=spent))
+_ENDPOINT = Endpoint(
+    schema=CompletionRequest,
+    id_prefix="cmpl",
+    object="text_completion",
+    chunk_object="text_completion",
+    read=_read,
+    submit=_submit,
+)

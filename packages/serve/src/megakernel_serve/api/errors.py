@@ -22,7 +22,15 @@ from megakernel_serve.engine import (
     TokenIdError,
 )
 
-__all__ = ["ApiError", "any_exception", "as_api_error", "http_exception", "invalid", "unsupported"]
+__all__ = [
+    "ApiError",
+    "any_exception",
+    "as_api_error",
+    "http_exception",
+    "invalid",
+    "unavailable",
+    "unsupported",
+]
 
 _log = logging.getLogger(__name__)
 

@@ -101,7 +101,10 @@ def engine_requests(
         # With no room at all the engine is asked for one token, to refuse in its own words.
         max_tokens = max(1, room if default is None else min(default, room))
     if (body.min_tokens or 0) > max_tokens:
-        raise invalid(f"min_tokens is above the {max_tokens} tokens to generate", "min_tokens")
+        raise invalid(
+            f"min_tokens={body.min_tokens} is above the {max_tokens} tokens to generate",
+            "min_tokens",
+        )
     request = Request(
         prompt=prompt,
         max_tokens=max_tokens,

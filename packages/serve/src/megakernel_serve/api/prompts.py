@@ -35,7 +35,9 @@ def read_prompts(value: Any) -> list[Prompt]:
             "prompt",
         )
     if len(value) > MOST_CHOICES:
-        raise invalid(f"{len(value)} prompts are more than {MOST_CHOICES}", "prompt")
+        raise invalid(
+            f"{len(value)} prompts are too many; at most {MOST_CHOICES} are possible", "prompt"
+        )
     return value
 
 

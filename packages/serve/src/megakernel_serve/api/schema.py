@@ -19,6 +19,9 @@ from pydantic import (
 )
 
 __all__ = [
+    "MOST_CHOICES",
+    "ChatFields",
+    "ChatMessage",
     "ChatRequest",
     "CompletionRequest",
     "DetokenizeRequest",

@@ -10,7 +10,7 @@ from typing import Any
 
 from megakernel_serve.api.errors import unsupported
 
-__all__ = ["refuse_unsupported"]
+__all__ = ["REFUSED", "REFUSED_PREFIX", "refuse_unsupported"]
 
 
 def _other_than(*neutral: Any) -> Callable[[Any], bool]:
@@ -27,31 +27,43 @@ def _constrained(value: Any) -> bool:
     return not (isinstance(value, Mapping) and value.get("type") == "text")
 
 
-_REFUSED: Mapping[str, Callable[[Any], bool]] = {
+REFUSED: Mapping[str, Callable[[Any], bool]] = {
     "logprobs": _other_than(False),
     "top_logprobs": _other_than(0),
     "prompt_logprobs": _other_than(),
     "presence_penalty": _other_than(0),
     "frequency_penalty": _other_than(0),
     "repetition_penalty": _other_than(1),
+    "length_penalty": _other_than(1),
     "logit_bias": _other_than({}),
+    "logits_processors": _other_than([]),
+    "allowed_token_ids": _other_than(),
+    "bad_words": _other_than([]),
     "best_of": _other_than(1),
+    "use_beam_search": _other_than(False),
     "suffix": _other_than(""),
+    "prompt_embeds": _other_than(),
+    "truncate_prompt_tokens": _other_than(),
+    "skip_special_tokens": _other_than(True),
     "response_format": _constrained,
+    "structured_outputs": _other_than(),
     "functions": _other_than([]),
     "function_call": _other_than("none"),
+    "add_generation_prompt": _other_than(True),
     "continue_final_message": _other_than(False),
+    "chat_template": _other_than(),
+    "documents": _other_than([]),
     "thinking_token_budget": _other_than(),
-    "guided_json": _other_than(),
-    "guided_regex": _other_than(),
-    "guided_grammar": _other_than(),
-    "structured_outputs": _other_than(),
 }
+"""Per field, whether a value of it asks for something; null never does."""
+
+REFUSED_PREFIX = "guided_"
+"""Fields of constrained decoding; each with any value but null."""
 
 
 def refuse_unsupported(values: Mapping[str, Any]) -> None:
     """Raises a 400 for the first field that asks for something that does not exist here."""
-    for name, refused in _REFUSED.items():
-        value = values.get(name)
-        if value is not None and refused(value):
+    for name, value in values.items():
+        refused = _other_than() if name.startswith(REFUSED_PREFIX) else REFUSED.get(name)
+        if value is not None and refused is not None and refused(value):
             raise unsupported(name)

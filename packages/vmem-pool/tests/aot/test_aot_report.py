@@ -79,7 +79,7 @@ def test_the_command_prints_and_dumps(capsys, tmp_path):
     printed = capsys.readouterr().out
     assert "\nloops" in printed
     assert "bundles of code, inside one overlay" in printed
-    assert "x32 (runs 256x)" in printed
+    assert "x32 (entered 8 times)" in printed
     assert list(tmp_path.glob("*loops*final_bundles.txt"))
     assert main([target, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kernels"][0]["root"]["children"]

@@ -3,8 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 from vmem_pool import PlanError
-from vmem_pool.stream import Cut, Matrix, choose_slot_bytes, plan_stream
+from vmem_pool.stream import Cut, Matrix, choose_slot_bytes, plan_stream, print_stream
 
 KIB, MIB = 1 << 10, 1 << 20
 WIDE = Matrix("wide", (5120, 4352), jnp.bfloat16)
@@ -113,6 +114,14 @@ def test_the_chosen_slot_size_wastes_least():
     for other in (MIB + 512 * KIB, 2 * MIB, 3 * MIB):
         assert chosen.bytes <= plan_stream(segments, order, slot_bytes=other, depth=8).bytes
     assert chosen.bytes < 1.02 * chosen.payload_bytes
+
+
+def test_the_printed_plan_has_tiles_slots_and_padding(capsys):
+    print_stream(_one(DEEP, WIDE, slot_bytes=2560 * KIB, depth=8), Console(width=160))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "stream of 26 slots of 2.500 MiB" in printed
+    assert "2176x5120 │ 8 of 256x5120, 1 of 128x5120 │ 0..8" in printed
+    assert "ring of 8 slots with 20.0 MiB, enough to keep" in printed
 
 
 SMALL = Matrix("m", (8, 128), jnp.float32)

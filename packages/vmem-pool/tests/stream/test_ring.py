@@ -37,9 +37,13 @@ def raced(capfd):
 @pytest.mark.parametrize(
     ("slot_kib", "depth", "group"), [(64, 4, 2), (96, 2, 1), (128, 8, 2), (256, 64, 3)]
 )
-def test_a_step_equals_plain_dots(make_step, mode, slot_kib, depth, group):
+def test_a_step_equals_plain_dots_and_leaves_no_load(
+    make_step, capfd, mode, slot_kib, depth, group
+):
     step = make_step(slot_kib << 10, depth, group)
     np.testing.assert_array_equal(step.run(dma_execution_mode=mode), step.expected())
+    # The interpreter prints this, and goes on, if a semaphore is not back at zero.
+    assert "non-zero count" not in "".join(capfd.readouterr())
 
 
 def test_a_step_in_f32_equals_plain_dots(make_step):
@@ -51,12 +55,6 @@ def test_a_step_in_f32_equals_plain_dots(make_step):
 def test_a_step_has_no_races(make_step, raced, mode):
     step = make_step()
     assert not raced(lambda: step.run(dma_execution_mode=mode, detect_races=True))
-
-
-@MODES
-def test_no_load_and_no_semaphore_is_left(make_step, capfd, mode):
-    make_step().run(dma_execution_mode=mode)
-    assert "non-zero count" not in "".join(capfd.readouterr())
 
 
 def _refill_before_the_read(monkeypatch):
@@ -113,14 +111,11 @@ def test_a_broken_protocol_gives_wrong_values(make_step, monkeypatch, mutate, mo
     assert not np.array_equal(got, step.expected())
 
 
-@MODES
-def test_a_refill_before_the_read_is_a_race(make_step, monkeypatch, raced, mode):
+def test_a_refill_before_the_read_is_a_race(make_step, monkeypatch, raced):
+    # With eager loads jax 0.10 does not report it; the values above are wrong there.
     step = make_step(depth=2, group=1)
     _refill_before_the_read(monkeypatch)
-    found = raced(lambda: step.run(dma_execution_mode=mode, detect_races=True))
-    if mode == "eager" and jax.__version_info__ < (0, 11):
-        pytest.skip("the race detector of jax 0.10 sees early refills with on_wait only")
-    assert found
+    assert raced(lambda: step.run(dma_execution_mode="on_wait", detect_races=True))
 
 
 # One matrix of five slots between two small ones, for kernels that the tests write themselves.

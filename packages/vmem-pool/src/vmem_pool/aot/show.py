@@ -77,8 +77,9 @@ def _loops(loop: Loop, kernel: KernelReport, runs: int, into: Tree | None = None
     trips = "?" if loop.trips is None else loop.trips
     used = [f"{k} {loop.own[k]} ({_share(loop, k, kernel)}%)" for k in SLOTS if loop.own[k]]
     used += [f"{k} {loop.own[k]}" for k in OPERATIONS if loop.own[k]]
+    low, high = loop.cycles
     label = (
-        f"{loop.name} {loop.source} x{trips} (runs {runs}x): {loop.cycles[0]}..{loop.cycles[1]}"
+        f"{loop.name} {loop.source} x{trips} (entered {runs} times): {low}..{high}"
         f" cycles an iteration, own {loop.bundles}: {', '.join(used)}"
     )
     node = Tree(label) if into is None else into.add(label)

@@ -4,6 +4,7 @@ from vmem_pool.stream.image import image, slots
 from vmem_pool.stream.matvec import matvec
 from vmem_pool.stream.plan import Segment, StreamPlan, choose_slot_bytes, plan_stream
 from vmem_pool.stream.ring import Ring, SegmentReader, Stream, TakenTile, ring_scratch
+from vmem_pool.stream.show import print_stream
 from vmem_pool.stream.tiles import Cut, Matrix, Span, Tile
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "image",
     "matvec",
     "plan_stream",
+    "print_stream",
     "ring_scratch",
     "slots",
 ]

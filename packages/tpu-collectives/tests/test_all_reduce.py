@@ -23,17 +23,18 @@ def expected(comm, terms):
     return np.stack(sums)
 
 
-def check_bits(comm, uses=USES):
-    terms = wide_range((comm.topology.ranks, uses, comm.rows, comm.width))
-    (sums,) = repeated(comm, uses).check(terms)
+def check_bits(comm):
+    terms = wide_range((comm.topology.ranks, USES, comm.rows, comm.width))
+    (sums,) = repeated(comm, USES).interpret(terms).check()
     wanted = expected(comm, terms)
     for rank, held in enumerate(sums):
         assert held.tobytes() == wanted.tobytes(), f"rank {rank} holds other bits"
 
 
-@pytest.mark.parametrize("wire", [jnp.bfloat16, jnp.float32])
-@pytest.mark.parametrize("schedule", [0, 1])
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("ranks", "schedule", "wire"),
+    [(2, 0, jnp.bfloat16), (2, 1, jnp.float32), (4, 0, jnp.float32), (4, 1, jnp.bfloat16)],
+)
 def test_every_rank_holds_the_bits_of_the_reference(ranks, schedule, wire):
     check_bits(AllReduce(Topology.virtual(ranks), 3, 200, wire, schedule=schedule))
 
@@ -50,7 +51,7 @@ def test_one_rank_rounds_what_it_has():
     check_bits(AllReduce(Topology.virtual(1), 2, 128))
 
 
-@pytest.mark.parametrize("schedule", [0, 1, 2])
+@pytest.mark.parametrize("schedule", [0, 2])
 def test_two_hosts_sum_within_and_then_across(schedule):
     topology = Topology.virtual(4, cores_per_chip=2, chips_per_host=1)
     check_bits(AllReduce(topology, 2, 256, tree=("host", "lane"), schedule=schedule))

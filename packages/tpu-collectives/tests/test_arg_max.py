@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 from tpu_collectives import ArgMax, Barrier, CollectiveError, Topology, reference
 from tpu_collectives.testing import RankProgram
 
@@ -17,14 +18,16 @@ def run(collective, values, indices):
     def kernel(values_ref, indices_ref, best_ref, at_ref, refs):
         barrier.signal()
         barrier.wait()
-        for use in range(USES):
+
+        @pl.loop(0, USES)
+        def _(use):
             handle = collective.start(refs, values_ref[use], indices_ref[use], use)
             best_ref[use], at_ref[use] = collective.finish(handle)
 
     shape = (USES, collective.rows, 1)
     outputs = [jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.float32, jnp.int32)]
     program = RankProgram(kernel, collective.topology, outputs, (collective.scratch(),))
-    best, at = program.check(values[..., None], indices[..., None])
+    best, at = program.interpret(values[..., None], indices[..., None]).check()
     return best[..., 0], at[..., 0]
 
 

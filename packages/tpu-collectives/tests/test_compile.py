@@ -26,7 +26,7 @@ def compiles(function, **arguments):
     ("name", "sizes"),
     [
         ("tpu7x:2x2x1", [(1, 5120), (3, 200), (16, 5120)]),
-        ("tpu7x:2x2x4", [(1, 7168), (3, 200), (16, 7168)]),
+        ("tpu7x:2x2x4", [(1, 7168), (16, 7168)]),
     ],
 )
 def test_every_collective_and_schedule_compiles(name, sizes):
@@ -40,3 +40,10 @@ def test_other_slices_compile_too(name):
 
 def test_devices_that_are_not_there_cannot_be_timed():
     compiles("tuning", name="tpu7x:2x2x1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [2, 3, 8, 16])
+@pytest.mark.parametrize("name", ["tpu7x:2x2x1", "tpu7x:2x2x4"])
+def test_blocks_of_more_rows_compile(name, rows):
+    compiles("blocks", name=name, rows=rows)

@@ -96,7 +96,7 @@ def test_help_and_usage_errors_are_quick_and_do_not_import_jax(environment, tmp_
     )
     assert done.stdout.splitlines()[-2:] == ["[0, 0, 2, 2, 2, 2]", "[]"]
     assert "bigram" in done.stdout
-    assert "--port must be a whole number >= 0, not 'x'" in done.stderr
+    assert "--port must be a whole number from 0 to 65535, not 'x'" in done.stderr
 
 
 def test_generate_prints_the_text_on_stdout_and_figures_on_stderr(run):

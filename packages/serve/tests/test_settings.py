@@ -53,19 +53,29 @@ def test_lists_come_from_repeated_flags_commas_and_toml(tmp_path):
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ({"flags": {"port": "x"}}, "--port must be a whole number >= 0, not 'x'"),
+        ({"flags": {"port": "x"}}, "--port must be a whole number from 0 to 65535, not 'x'"),
+        ({"flags": {"port": "65536"}}, "--port must be a whole number from 0 to 65535"),
+        ({"flags": {"seed": str(2**64)}}, f"--seed must be a whole number .* to {2**64 - 1}"),
+        ({"toml": "thinking = 'maybe'"}, "thinking in .*toml must be true or false, not 'maybe'"),
+        ({"toml": "rows = true"}, "rows in .*toml must be a whole number >= 1, not True"),
         ({"environment": {"MEGAKERNEL_TOP_P": "0"}}, "MEGAKERNEL_TOP_P must be a number above 0"),
         ({"dotenv": "MEGAKERNEL_ROWS=0"}, "MEGAKERNEL_ROWS in .env must be a whole number >= 1"),
         ({"flags": {"api_key": [""]}}, "--api-key must be a comma-separated list"),
         ({"toml": "temperature = 3"}, "temperature in .*toml must be a number from 0 to 2"),
-        ({"toml": "model = [1]"}, "model in .*toml must be a text"),
-        ({"toml": "backend = 'gpu'"}, "must be one of auto, xla, megakernel, not 'gpu'"),
+        ({"toml": "model = [1]"}, "model in .*toml must be text"),
+        ({"toml": "backend = 'gpu'"}, "must be one of auto, xla, not 'gpu'"),
         ({"flags": {"temperature": "nan"}}, "--temperature must be a number"),
     ],
 )
 def test_a_bad_value_is_named_with_its_place(tmp_path, place, message):
     with pytest.raises(SettingsError, match=message):
         layers(tmp_path, **place).resolve()
+
+
+@pytest.mark.parametrize("seed", [0, 2**64 - 1, -(2**63)])
+def test_seeds_have_64_bits(tmp_path, seed):
+    assert layers(tmp_path, flags={"seed": str(seed)}).resolve().seed == seed
+    assert layers(tmp_path, toml=f"seed = {seed}").resolve().seed == seed
 
 
 def test_an_unknown_key_in_the_file_is_an_error(tmp_path):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import Field
 from typing import Any
 
 from kda_mla_kernels.model import packages
 
 from megakernel_serve import __version__
-from megakernel_serve.settings import default_of, flag, options
+from megakernel_serve.settings import Option, flag, options
 
 __all__ = ["COMMANDS", "build_parser"]
 
@@ -75,21 +74,20 @@ def _command(commands: Any, name: str, summary: str, groups: Sequence[str]) -> A
     return command
 
 
-def _add_flag(command: argparse.ArgumentParser, option: Field[Any]) -> None:
-    meta, names = option.metadata, [flag(option.name)]
+def _add_flag(command: argparse.ArgumentParser, option: Option) -> None:
+    names, text = [flag(option.name)], option.help
     if option.name == "model":
         names.append("--checkpoint")
-    text = meta["help"]
-    if (default := default_of(option)) is not None:
+    if (default := option.shown_default) is not None:
         shown = ",".join(default) if isinstance(default, tuple) else default
         text += f" (default: {shown})"
     extra: dict[str, Any] = {"help": text, "dest": option.name}
-    if meta["parse"].__name__ == "true or false":
+    if option.kind.is_switch:
         extra["action"] = argparse.BooleanOptionalAction
-    elif meta.get("many"):
-        extra |= {"action": "append", "metavar": meta["metavar"]}
-    elif "choices" in meta:
-        extra["choices"] = meta["choices"]
+    elif option.kind.is_list:
+        extra |= {"action": "append", "metavar": option.metavar}
+    elif option.kind.choices:
+        extra["choices"] = option.kind.choices
     else:
-        extra["metavar"] = meta.get("metavar", option.name.upper())
+        extra["metavar"] = option.metavar
     command.add_argument(*names, **extra)

@@ -3,13 +3,17 @@
 Ranks do not share a clock here, so this says nothing about time.
 """
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import PartitionSpec
 from tpu_collectives import AllReduce, Barrier, CollectiveError, Topology, reference
-from tpu_collectives.testing import RankProgram, repeated, wide_range
+from tpu_collectives.testing import RankProgram, repeated, run_isolated, wide_range
 
 USES = 3  # the third use takes the area of the first
 TWO_HOSTS = Topology.virtual(8, cores_per_chip=2, chips_per_host=2)
@@ -126,8 +130,8 @@ def test_phases_of_two_levels_can_be_advanced_one_by_one():
         barrier.wait()
         handle = comm.start(refs, x_ref[...], 0)
         handle = comm.advance(handle)
-        assert handle.done == 1
-        out_ref[...] = comm.finish(comm.advance(handle))  # the last phase is left to finish
+        assert comm.advance(handle) == handle  # the last phase is left to finish
+        out_ref[...] = comm.finish(comm.resume(refs, 0, done=1))
 
     terms = wide_range((4, 1, 128))
     (sums,) = RankProgram(kernel, topology, (comm.output,), (comm.scratch(),)).check(terms)
@@ -139,6 +143,50 @@ def test_the_scratch_has_two_areas_and_two_receive_semaphores_per_phase():
     assert first.receive.shape == (2, 4, 1, 128)
     assert second.receive.shape == (2, 2, 1, 128)
     assert first.receive_sems.shape == (2,)
+
+
+def test_another_mesh_axis_keeps_replicas_apart():
+    comm = AllReduce(Topology.virtual(4), 2, 128, axis="tensor")
+    barrier = Barrier(comm.topology, axis="tensor")
+
+    def kernel(x_ref, out_ref, refs):
+        barrier.signal()
+        barrier.wait()
+        out_ref[...] = comm(refs, x_ref[...], 0)
+
+    def on_rank(x):
+        call = pl.pallas_call(
+            kernel,
+            out_shape=comm.output,
+            scratch_shapes=[comm.scratch()],
+            compiler_params=barrier.compiler_params(3),
+            interpret=pltpu.InterpretParams(),
+        )
+        return call(x[0, 0])[None, None]
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ("replica", "tensor"))
+    spec = PartitionSpec("replica", "tensor")
+    mapped = jax.shard_map(on_rank, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    terms = wide_range((2, 4, 2, 128))
+    sums = np.asarray(jax.jit(mapped)(terms))
+    for replica in range(2):
+        wanted = reference.all_reduce(comm.topology, terms[replica], comm.wire_dtype)
+        assert all(np.array_equal(held, wanted) for held in sums[replica])
+
+
+def sums_of_32_ranks(schedule):
+    """Four hosts; runs in a process of its own."""
+    topology = Topology.virtual(32)
+    assert topology.hosts == 4
+    check_bits(AllReduce(topology, 1, 256, schedule=schedule))
+
+
+@pytest.mark.cpu32
+@pytest.mark.parametrize("schedule", [0, 1, 2])
+def test_four_hosts_hold_the_bits_of_the_reference(schedule):
+    target = f"{Path(__file__)}:sums_of_32_ranks"
+    outcome = run_isolated(target, 32, timeout_s=280, schedule=schedule)
+    assert outcome.status == "passed", outcome.output
 
 
 @pytest.mark.parametrize(

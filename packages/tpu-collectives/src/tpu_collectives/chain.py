@@ -152,9 +152,12 @@ class Chained:
         self._chain.send(handle, self._pack(x))
         return handle
 
-    def resume(self, refs: ChainRefs, phase: Any) -> Handle:
-        """The handle of a use that was started in another iteration or branch."""
-        return Handle(refs, parity_of(phase))
+    def resume(self, refs: ChainRefs, phase: Any, done: int = 0) -> Handle:
+        """The handle of a use that was started, and advanced ``done`` times, somewhere else.
+
+        Handles cannot be carried by a loop; refs and the number of the use can.
+        """
+        return Handle(refs, parity_of(phase), done)
 
     def advance(self, handle: Handle) -> Handle:
         """Wait for the phase in flight and send the next, unless it is the last."""

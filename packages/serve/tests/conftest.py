@@ -49,7 +49,7 @@ def engine(model) -> Iterator[Engine]:
     for gate in (model.script.gate, model.script.decode_gate):
         if gate is not None:
             gate.set()
-    engine.shutdown(drain=False)
+    engine.shutdown()
 
 
 class Api:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -247,6 +248,12 @@ def wait_ready(url):
         time.sleep(0.05)
 
 
+def wait_queued(url):
+    deadline = time.monotonic() + 60
+    while health(url).json()["waiting"] == 0:
+        assert time.monotonic() < deadline
+
+
 def slow_checkpoint(tmp_path, **config):
     folder = tmp_path / "slow"
     folder.mkdir()
@@ -254,17 +261,22 @@ def slow_checkpoint(tmp_path, **config):
     return folder
 
 
-def test_serve_is_healthy_once_loaded_and_finishes_a_stream_after_sigterm(serve, tmp_path):
+def test_serve_is_healthy_once_loaded_and_finishes_what_it_has_taken_after_sigterm(serve, tmp_path):
     process, url = serve("--model", slow_checkpoint(tmp_path, load_seconds=1, step_seconds=0.05))
     first = health(url)
     assert (first.status_code, first.json()["status"]) == (503, "loading")
     wait_ready(url)
-    body = {"prompt": "hi", "max_tokens": 20, "ignore_eos": True, "stream": True}
+    body = {"prompt": "hi", "max_tokens": 60, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
         lines = response.iter_lines()
         next(lines)
-        process.send_signal(signal.SIGTERM)
-        rest = [line for line in lines if line]
+        plain = {"prompt": "hi", "max_tokens": 5, "ignore_eos": True}
+        with ThreadPoolExecutor() as pool:  # waits for the only row while the server drains
+            later = pool.submit(httpx.post, f"{url}/v1/completions", json=plain, timeout=60)
+            wait_queued(url)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+    assert later.result().json()["usage"]["completion_tokens"] == 5
     assert rest[-1] == "data: [DONE]"
     assert '"finish_reason":"length"' in rest[-2]
     assert process.wait(20) == 0

@@ -139,7 +139,8 @@ def test_times_are_measured(engine, model, ask):
     model.script.step_seconds = 0.02
     timing = engine.submit(ask(max_tokens=4)).result().finish.timing
     assert 0.06 <= timing.decode < 5
-    assert timing.first_token == timing.queue + timing.prefill > 0
+    assert timing.queue >= 0
+    assert 0 < timing.prefill < 5
 
 
 def fill(engine, model, ask):
@@ -238,36 +239,27 @@ def test_non_finite_logits_fail_only_their_own_request(engine, model, ask):
     assert text_of(model, good.result()) == "hello you"
 
 
-def test_draining_finishes_what_was_taken_and_takes_no_more(engine, model, ask):
-    model.script.step_seconds = 0.01
-    handles = [engine.submit(ask()) for _ in range(4)]
-    stopping = threading.Thread(target=engine.shutdown)
-    stopping.start()
-    eventually(lambda: engine.status().phase == "draining")
-    with pytest.raises(EngineStoppedError):
-        engine.submit(ask())
-    stopping.join(20)
-    assert [handle.result().finish.reason for handle in handles] == ["stop"] * 4
-    assert engine.status().phase == "stopped"
-
-
-def test_aborting_ends_running_and_waiting_requests_at_once(engine, model, ask):
+def test_a_shutdown_ends_running_and_waiting_requests_at_once(engine, model, ask):
     model.script.step_seconds = 0.01
     handles = [engine.submit(ask(max_tokens=200, ignore_eos=True)) for _ in range(4)]
     eventually(lambda: ("decode", 2) in model.calls)
-    assert engine.shutdown(drain=False)
+    assert engine.shutdown()
     for handle in handles:
         with pytest.raises(EngineStoppedError):
             handle.result()
 
 
-def test_a_drain_that_takes_too_long_becomes_an_abort(engine, model, ask):
-    model.script.step_seconds = 0.02
-    handle = engine.submit(ask(max_tokens=200, ignore_eos=True))
+def test_an_engine_that_is_shut_down_takes_no_more(engine, model, ask):
+    model.script.decode_gate = threading.Event()
+    handle = engine.submit(ask())
     eventually(lambda: ("decode", 1) in model.calls)
     started = time.monotonic()
-    assert engine.shutdown(drain=True, timeout=0.1)
+    assert not engine.shutdown(timeout=0.1)
     assert time.monotonic() - started < 3
+    with pytest.raises(EngineStoppedError):
+        engine.submit(ask())
+    model.script.decode_gate.set()
+    eventually(lambda: engine.status().phase == "stopped")
     with pytest.raises(EngineStoppedError):
         handle.result()
 

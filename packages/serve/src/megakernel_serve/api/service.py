@@ -86,13 +86,13 @@ class Service:
             try:
                 engine.warm_up()
             except Exception:
-                engine.shutdown(drain=False)
+                engine.shutdown()
                 raise
         with self._lock:
             self._loaded = (loaded, engine)
             draining = self._draining
         if draining:
-            engine.shutdown(drain=False)
+            engine.shutdown()
 
     @property
     def loaded(self) -> LoadedModel:
@@ -151,7 +151,7 @@ class Service:
             self._draining = True
             loaded = self._loaded
         if loaded is not None:
-            loaded[1].shutdown(drain=False, timeout=timeout)
+            loaded[1].shutdown(timeout)
 
     def _ready(self) -> tuple[LoadedModel, Engine]:
         if self._draining:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from megakernel_serve.cli.main import Invocation
     from megakernel_serve.engine import Engine, Request
 
+__all__ = ["run"]
+
 HELP = "/reset forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops an answer"
 
 

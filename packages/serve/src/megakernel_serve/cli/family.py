@@ -12,6 +12,8 @@ from megakernel_serve.settings import flag, options
 if TYPE_CHECKING:
     from megakernel_serve.cli.main import Invocation
 
+__all__ = ["run"]
+
 
 def run(invocation: Invocation) -> int:
     """Runs the command."""

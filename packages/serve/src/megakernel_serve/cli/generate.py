@@ -9,7 +9,10 @@ from megakernel_serve.cli.main import UsageError
 
 if TYPE_CHECKING:
     from megakernel_serve.cli.main import Invocation
+    from megakernel_serve.engine import Engine
     from megakernel_serve.loading import LoadedModel
+
+__all__ = ["run"]
 
 DEFAULT_MAX_TOKENS = 200
 
@@ -37,7 +40,7 @@ def _prompt(given: str | None) -> str:
     return prompt
 
 
-def _generate(engine, loaded: LoadedModel, prompt: str, invocation: Invocation) -> None:
+def _generate(engine: Engine, loaded: LoadedModel, prompt: str, invocation: Invocation) -> None:
     from megakernel_serve.cli.terminal import figures, prefill_progress, sampling_params, status
     from megakernel_serve.engine import Request
     from megakernel_serve.text import TextAnswer

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
     from megakernel_serve.cli.main import Invocation
 
+__all__ = ["run"]
+
 
 def run(invocation: Invocation) -> int:
     """Runs the command."""

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from megakernel_serve.cli.main import Invocation
     from megakernel_serve.settings import Settings
 
+__all__ = ["run", "run_at"]
+
 DEFAULT_ROWS = 8
 
 

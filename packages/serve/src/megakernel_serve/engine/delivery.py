@@ -30,11 +30,6 @@ class Timing:
     decode: float = 0.0
     """From the first token to the last."""
 
-    @property
-    def first_token(self) -> float:
-        """From submit to the first token."""
-        return self.queue + self.prefill
-
 
 @dataclass(frozen=True)
 class Finish:

@@ -29,9 +29,9 @@ __all__ = ["Engine", "EngineStatus"]
 _log = logging.getLogger(__name__)
 
 ABORT_SECONDS = 2.0
-"""How long an abort waits for the device call that is under way."""
+"""How long a shutdown waits for the device call that is under way."""
 
-Phase: TypeAlias = Literal["running", "recovering", "draining", "aborting", "failed", "stopped"]
+Phase: TypeAlias = Literal["running", "recovering", "stopping", "failed", "stopped"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.shutdown(drain=False)
+        self.shutdown()
 
     def submit(self, request: Request) -> RequestHandle:
         """Queues a request and returns at once.
@@ -123,22 +123,23 @@ class Engine:
             idle = time.monotonic() - self._progress_at if running else 0.0
             return EngineStatus(self._phase, running, len(self._waiting), idle)
 
-    def shutdown(self, drain: bool = True, timeout: float | None = None) -> bool:
-        """Stops taking requests and ends the thread.
+    def shutdown(self, timeout: float = ABORT_SECONDS) -> bool:
+        """Takes no more requests and ends the thread.
+
+        Whoever wants requests to finish first waits for their handles. What still runs or waits
+        fails with :class:`EngineStoppedError` at the next chunk or step.
 
         Args:
-            drain: let waiting and running requests finish first; else they fail with
-                :class:`EngineStoppedError` at the next chunk or step.
-            timeout: seconds until what is left is given up as if ``drain`` were false.
+            timeout: seconds to wait for the device call that is under way.
 
         Returns:
             True if the thread has ended; False if a device call still holds it.
         """
-        self._enter("draining" if drain else "aborting")
-        self._thread.join(timeout if drain or timeout is not None else ABORT_SECONDS)
-        if drain and self._thread.is_alive():
-            self._enter("aborting")
-            self._thread.join(ABORT_SECONDS)
+        with self._changed:
+            if self._phase not in ("failed", "stopped"):
+                self._phase = "stopping"
+                self._changed.notify_all()
+        self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def _check(self, request: Request) -> None:
@@ -172,12 +173,6 @@ class Engine:
                     break
             self._changed.notify_all()
 
-    def _enter(self, phase: Phase) -> None:
-        with self._changed:
-            if self._phase not in ("failed", "stopped"):
-                self._phase = phase
-                self._changed.notify_all()
-
     def _run(self) -> None:
         try:
             self._rows = Rows(self.model)
@@ -194,14 +189,12 @@ class Engine:
         """Sleeps until there is something to do; False if the thread shall end."""
         assert self._rows is not None
         with self._changed:
-            while self._phase != "aborting":
+            while self._phase != "stopping":
                 if self._rows.sequences:
                     return True
                 if self._waiting:
                     self._progress_at = time.monotonic()
                     return True
-                if self._phase == "draining":
-                    return False
                 self._changed.wait()
         return False
 

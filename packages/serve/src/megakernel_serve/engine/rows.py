@@ -17,8 +17,6 @@ from megakernel_serve.engine.request import RequestHandle
 
 __all__ = ["Rows", "Sequence"]
 
-_sample = jax.jit(sample)
-
 
 @jax.jit
 def _finite(logits: jax.Array) -> jax.Array:
@@ -149,7 +147,7 @@ class Rows:
         # The shape of a decode step, so that the first token is rounded as all others are.
         spread = jnp.broadcast_to(logits, (len(self._slots), logits.shape[-1]))
         positions = np.full(len(self._slots), sequence.position, np.int32)
-        chosen = np.asarray(_sample(spread, self._row_sampling(), positions))
+        chosen = np.asarray(sample(spread, self._row_sampling(), positions))
         finite = np.asarray(_finite(spread))
         self._take(sequence, int(chosen[sequence.row]), bool(finite[sequence.row]))
 

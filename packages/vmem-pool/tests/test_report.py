@@ -86,7 +86,7 @@ def test_the_command_says_why_there_is_no_plan(module, spec, message, capsys):
 
 def test_importing_the_package_starts_no_backend_and_needs_no_matplotlib():
     code = (
-        "import vmem_pool, sys\n"
+        "import sys, vmem_pool, vmem_pool.aot, vmem_pool.container, vmem_pool.stream\n"
         "assert 'matplotlib' not in sys.modules\n"
         "xb = sys.modules.get('jax._src.xla_bridge')\n"
         "assert xb is None or not xb.backends_are_initialized()"

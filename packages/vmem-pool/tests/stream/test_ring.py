@@ -283,6 +283,26 @@ def _held_loop_never_arrives(stream, x, out):
     matvec(segment, "long", x, out)
 
 
+def _release_inside_a_loop(stream, x, out):
+    segment = stream.segment("only")
+    segment.release(segment.take("first"))
+    segment.each("long", lambda carry, tiles: segment.release(*tiles), None)
+
+
+def _other_shapes(stream, x, out):
+    segment = stream.segment("only")
+    segment.release(segment.take("first"))
+    matvec(segment, "long", out, x)
+
+
+def _one_buffer(stream, x, out):
+    square = plan_stream(
+        {"s": [Matrix("square", (128, 128), jnp.bfloat16)]}, ["s"], slot_bytes=32 << 10, depth=1
+    )
+    segment = replace(stream.segment("only"), plan=square.segments["s"])
+    matvec(segment, "square", x, x)
+
+
 def _left_early(stream, x, out):
     segment = stream.segment("only")
     segment.release(segment.take("first"))
@@ -316,6 +336,9 @@ def _left_held(stream, x, out):
         (_never_arrives, "slot 4 of segment only would never arrive: .* holds a tile of first"),
         (_loop_never_arrives, "would never arrive: slot 0 of the ring of 4 is still held"),
         (_held_loop_never_arrives, "would never arrive"),
+        (_release_inside_a_loop, "a tile of long is released inside each"),
+        (_other_shapes, r"long \(128, 640\) takes x \[R, 128\] to out \[R, 640\], not \(8, 640\)"),
+        (_one_buffer, "x of square is still read while out is written"),
         (_left_early, "is left before a tile of long is taken"),
         (_left_open, "is left with unreleased slots of last"),
         (_left_held, "is left while loads are held back"),

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from vmem_pool.errors import StreamError
 from vmem_pool.stream.ring import SegmentReader, TakenTile
-from vmem_pool.stream.tiles import Cut, Span
+from vmem_pool.stream.tiles import Cut, Matrix, Span
 
 __all__ = ["matvec"]
 
@@ -38,9 +39,11 @@ def matvec(
         adds the dots of its tiles in f32, first rows first.
 
     Raises:
-        StreamError: the matrix is not next in the plan.
+        StreamError: the matrix is not next in the plan, x or out has another shape, or they are
+            the same.
     """
-    matrix = reader.plan.of(name)[0]
+    first = reader.plan.of(name)[0]
+    _check(first.matrix, x, out)
 
     def dot(tile: TakenTile) -> jax.Array:
         left, right = x[:, _at(tile.rows)], tile.load()
@@ -58,11 +61,22 @@ def matvec(
             total = total + product
         return total
 
-    if matrix.cut is Cut.COLUMNS:
+    if first.cut is Cut.COLUMNS:
         reader.each(name, write, None, group)
     else:
         zero = jnp.zeros(out.shape, jnp.float32)
         out[...] = reader.each(name, add, zero, group).astype(out.dtype)
+
+
+def _check(matrix: Matrix, x: Any, out: Any) -> None:
+    rows, (contracted, columns) = x.shape[0], matrix.shape
+    if x.shape != (rows, contracted) or out.shape != (rows, columns):
+        raise StreamError(
+            f"matrix {matrix.name} {matrix.shape} takes x [R, {contracted}] to out [R, {columns}],"
+            f" not {x.shape} to {out.shape}"
+        )
+    if x is out:
+        raise StreamError(f"x of {matrix.name} is still read while out is written; use two buffers")
 
 
 def _at(span: Span) -> Any:

@@ -195,13 +195,18 @@ class SegmentReader:
         """Gives tiles back; a slot without tiles in use starts its refill.
 
         Raises:
-            StreamError: a tile that was released before.
+            StreamError: a tile that was released before, or that :meth:`each` releases.
         """
         for taken in tiles:
             if taken.released:
                 raise StreamError(f"a tile of {taken.tile.matrix.name} is released twice")
-            taken.released = True
             slot = taken.tile.slot
+            if slot not in self._open:
+                raise StreamError(
+                    f"a tile of {taken.tile.matrix.name} is released inside each(), which does so"
+                    " itself"
+                )
+            taken.released = True
             self._open[slot] -= 1
             if not self._open[slot]:
                 del self._open[slot]

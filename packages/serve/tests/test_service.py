@@ -127,6 +127,9 @@ def test_a_conversation_can_be_tokenised(api):
 def test_bad_tokenise_requests_are_refused(api):
     for body in ({}, {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}):
         assert api.post("/tokenize", body).status_code == 400
+    messages = [{"role": "user", "content": "x"}]
+    refused = api.post("/tokenize", {"messages": messages, "add_generation_prompt": False})
+    assert refused.json()["error"]["code"] == "unsupported_parameter"
     for tokens in ([-1], ["x"], "x", [1.5], None):
         assert api.post("/detokenize", {"tokens": tokens}).status_code == 400
     assert api.post("/detokenize", {"tokens": [10**12]}).json() == {"prompt": ""}

@@ -1,4 +1,4 @@
-"""OpenAI-compatible server and command line for single-kernel decoding."""
+"""OpenAI-compatible server and command line for model packages."""
 
 from importlib.metadata import version as _version
 

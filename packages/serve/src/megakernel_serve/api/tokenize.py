@@ -12,6 +12,7 @@ from megakernel_serve.api.body import read_json, validate
 from megakernel_serve.api.conversation import render
 from megakernel_serve.api.schema import DetokenizeRequest, TokenizeRequest
 from megakernel_serve.api.service import Service
+from megakernel_serve.api.unsupported import refuse_unsupported
 
 __all__ = ["detokenize", "tokenize"]
 
@@ -20,6 +21,7 @@ async def tokenize(request: Request) -> Response:
     """Ids of a text, or of a conversation as the model would read it."""
     service: Service = request.app.state.service
     values = await read_json(request, service.config.max_body_bytes)
+    refuse_unsupported(values)
     body = validate(values, TokenizeRequest)
     service.check_model(body.model)
     return JSONResponse(await asyncio.to_thread(_tokenize, service, body))

@@ -11,11 +11,12 @@ from kda_mla_kernels.gdn import (
     causal_convolution,
     chunked_delta_rule,
     gates,
+    recur,
     replay,
+    sequence,
     split_heads,
 )
 from kda_mla_kernels.gdn.chunked import unit_lower_inverse
-from kda_mla_kernels.gdn.reference import recur
 from kda_mla_kernels.numerics import BF16, F32
 
 GOLDEN = Path(__file__).parent / "golden" / "components"
@@ -89,6 +90,16 @@ def test_one_token_equals_the_golden(golden, inputs):
     state, out, _ = recur_each(jnp.asarray(golden["initial_state"]), first)
     np.testing.assert_allclose(out, golden["one_token_o"], atol=2e-6)
     np.testing.assert_allclose(state, golden["one_token_state"], atol=2e-6)
+
+
+def test_a_whole_sequence_is_the_recurrent_form_of_one():
+    x = random_inputs(20)
+    start = jax.random.normal(jax.random.key(9), (2, 3, 16, 16)) * 0.1
+    states, out, _ = recur_each(start, x)
+    for s in range(2):
+        state, own = sequence(start[s], jax.tree.map(lambda a, s=s: a[s], x))
+        np.testing.assert_allclose(own, out[s], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(state, states[s], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("tokens", [1, 63, 64, 65, 200])

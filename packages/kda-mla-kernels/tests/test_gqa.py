@@ -8,6 +8,7 @@ from kda_mla_kernels.gqa import (
     KEY_BLOCK,
     apply_rotary,
     blocked_attention,
+    output_gate,
     plain_attention,
     rotary_angles,
 )
@@ -50,6 +51,25 @@ def test_attention_equals_numpy(attention, slots):
     ours = attention(q, k, v, jnp.asarray(positions), F32)
     expected = numpy_attention(*(np.asarray(x, np.float64) for x in (q, k, v)), positions)
     np.testing.assert_allclose(ours, expected, atol=2e-6)
+
+
+def test_both_forms_round_alike_in_bf16():
+    """Within one block the running maximum is the maximum, so the forms round the same values."""
+    q, k, v = (x.astype(jnp.bfloat16) for x in case(KEY_BLOCK))
+    positions = jnp.array([[0, 1, 2], [KEY_BLOCK - 3, KEY_BLOCK - 2, KEY_BLOCK - 1]])
+    plain, online = (f(q, k, v, positions, BF16) for f in (plain_attention, blocked))
+    assert plain.dtype == online.dtype == jnp.bfloat16
+    assert (np.asarray(plain) == np.asarray(online)).mean() > 0.99
+    np.testing.assert_allclose(
+        plain.astype(jnp.float32), online.astype(jnp.float32), rtol=2**-7, atol=1e-6
+    )
+
+
+def test_the_output_gate_rounds_the_sigmoid_first():
+    x = jax.random.normal(jax.random.key(3), (2, 4, 8)).astype(jnp.bfloat16)
+    gate = jax.random.normal(jax.random.key(4), (2, 4, 8)).astype(jnp.bfloat16)
+    opened = jax.nn.sigmoid(gate.astype(jnp.float32)).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(output_gate(x, gate, BF16), x * opened)
 
 
 def test_a_row_does_not_depend_on_longer_neighbours():

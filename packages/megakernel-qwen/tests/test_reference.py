@@ -202,7 +202,7 @@ MISTAKES = {
     "gate before the norm": patch_function(norm, "gated_rms_norm", gate_before_norm),
     "key head h mod n_k": patch_function(gdn, "split_heads", key_heads_modulo),
     "no query scale": patch_function(gdn, "split_heads", unscaled_query),
-    "no L2 norm": patch_function(gdn.reference, "l2_norm", lambda _: lambda x: x),
+    "no L2 norm": patch_function(gdn.inputs, "l2_norm", lambda _: lambda x: x),
     "no decay": patch_function(gdn, "gates", gates_without_decay),
     "beta in (0, 2)": patch_function(gdn, "gates", doubled_beta),
     "no exp of A_log": patch_function(gdn, "gates", gates_with_raw_rate),

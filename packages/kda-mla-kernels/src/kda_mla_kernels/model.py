@@ -156,8 +156,8 @@ class Model(Protocol):
     def decode(
         self,
         state: State,
-        tokens: Sequence[int],
-        positions: Sequence[int],
+        tokens: Sequence[int] | jax.Array,
+        positions: Sequence[int] | jax.Array,
         active: Sequence[bool],
         sampling: Sampling | None = None,
         *,
@@ -167,7 +167,12 @@ class Model(Protocol):
 
         ``tokens``, ``positions`` and ``active`` have R entries. Rows that are not active keep
         their state, bit for bit. ``sampling=None`` is greedy: the lowest id of the largest logit.
-        A row's result does not depend on the other rows.
+        A row's result does not depend on the other rows. Tokens and positions may be device arrays
+        (the tokens of the step before, say); their values are then not checked.
+
+        Raises:
+            ValueError: not R entries, an id outside the vocabulary or a position outside the
+                context in an active row, or records not yet committed.
         """
         ...
 
@@ -183,26 +188,45 @@ class Model(Protocol):
         ``rows`` [S] are distinct rows of the state; ``tokens`` [S, T] hold the last chosen token
         and the drafts; ``positions`` [S] belong to the first token of each sequence. S·T is at
         most R (``max_rows``). Must be followed by :meth:`commit`.
+
+        Raises:
+            ValueError: shapes that do not match, too many tokens, equal rows, a row, id or position
+                out of range, or records not yet committed.
         """
         ...
 
-    def commit(self, state: State, accepted: Sequence[int]) -> State:
+    def commit(self, state: State, accepted: Sequence[int] | jax.Array) -> State:
         """Moves each verified sequence by its first ``accepted[s]`` tokens (0..T).
 
         The state is then what feeding these tokens one by one would have left.
+
+        Raises:
+            ValueError: nothing was verified, not S counts, or a count outside 0..T.
         """
         ...
 
     def reset(self, state: State, row: int) -> State:
-        """Empties a row, for a new sequence."""
+        """Empties a row, for a new sequence.
+
+        Raises:
+            ValueError: a row outside the state, or records not yet committed.
+        """
         ...
 
     def snapshot(self, state: State, row: int, length: int) -> Any:
-        """A copy of a row that stands at position ``length``. Does not consume the state."""
+        """A copy of a row that stands at position ``length``. Does not consume the state.
+
+        Raises:
+            ValueError: a row or length out of range, or records not yet committed.
+        """
         ...
 
     def restore(self, state: State, row: int, snap: Any) -> State:
-        """Puts a snapshot into any row of a state of the same model."""
+        """Puts a snapshot into any row of a state of the same model.
+
+        Raises:
+            ValueError: a row outside the state, or records not yet committed.
+        """
         ...
 
 

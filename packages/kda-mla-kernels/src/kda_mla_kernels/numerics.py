@@ -1,9 +1,9 @@
 """Numerics policies: which dtype activations have and how exact a product is.
 
-Every rounding point of a model goes through :meth:`Numerics.round` and every matrix product
-through :meth:`Numerics.dot`, so a whole model (or kernel) changes policy by one argument. ``F32``
-exists for proof: structure is compared with golden data at float32 tolerances, which would hide
-nothing; ``BF16`` is what a TPU runs.
+Rounding points go through :meth:`Numerics.round` and products of activations through
+:meth:`Numerics.dot` and :meth:`Numerics.einsum`, so a whole model (or kernel) changes policy by one
+argument. ``BF16`` is what a TPU runs. ``F32`` exists for proof: compared at float32 tolerances, a
+wrong structure cannot pass for rounding. Recurrent states are f32 with exact products under both.
 """
 
 from __future__ import annotations
@@ -40,6 +40,15 @@ class Numerics:
     def dot_rows(self, x: jax.Array, table: jax.Array) -> jax.Array:
         """``x [..., K] · table [N, K]ᵀ -> f32 [..., N]``, for embedding-shaped heads."""
         return self._contract(x, table, 1)
+
+    def einsum(self, formula: str, a: jax.Array, b: jax.Array) -> jax.Array:
+        """A product of two rounded activations, f32.
+
+        The operands are widened first: a matrix unit at default precision takes the same bf16
+        values back out of them, and a processor without a fast bf16 product runs its f32 one.
+        """
+        wide = (self.round(a).astype(jnp.float32), self.round(b).astype(jnp.float32))
+        return jnp.einsum(formula, *wide, precision=self.precision)
 
     def _contract(self, x: jax.Array, weights: jax.Array, axis: int) -> jax.Array:
         wide = weights.dtype == jnp.float32

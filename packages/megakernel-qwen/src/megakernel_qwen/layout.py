@@ -17,6 +17,7 @@ from megakernel_qwen.config import QwenConfig
 __all__ = ["QwenLayout", "legal_ranks"]
 
 MAX_RANKS = 64
+"""Where the search for legal rank counts ends: twice what the largest supported slice has."""
 
 
 def _obstacle(config: QwenConfig, ranks: int) -> str | None:

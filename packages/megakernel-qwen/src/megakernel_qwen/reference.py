@@ -82,10 +82,10 @@ def gated_delta_net(model: _Model, x: jax.Array, trace: Trace) -> jax.Array:
     heads = config.linear_num_value_heads
     q, k, v = gdn.split_heads(channels, config.linear_num_key_heads, dims[0], heads, dims[1])
     log_decay, beta = gdn.gates(a, b, model.tensor("A_log"), model.tensor("dt_bias"), numerics)
-    state = jnp.zeros((1, heads, *dims))
-    state, out, _ = gdn.recur(state, gdn.GdnInputs(q, k, v, log_decay, beta))
+    state = jnp.zeros((heads, *dims))
+    state, out = gdn.sequence(state, gdn.GdnInputs(q, k, v, log_decay, beta))
     trace.conv_inputs.append(mixed)
-    trace.delta_states.append(state[0])
+    trace.delta_states.append(state)
     gated = norm.gated_rms_norm(
         numerics.round(out),
         z.reshape(tokens, heads, dims[1]),
@@ -108,8 +108,7 @@ def gated_attention(model: _Model, x: jax.Array) -> jax.Array:
     k = gqa.apply_rotary(model.zero_centred_norm(k, "k_norm"), angles, numerics)
     keys, values = (jnp.moveaxis(part, 0, 1)[None] for part in (k, v))
     out = gqa.plain_attention(q[None], keys, values, positions[None], numerics)[0]
-    opened = numerics.round(jax.nn.sigmoid(gate.astype(jnp.float32)))
-    gated = numerics.round(out.astype(jnp.float32) * opened.astype(jnp.float32))
+    gated = gqa.output_gate(out, gate, numerics)
     return model.project(gated.reshape(tokens, -1), "o_proj")
 
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kda_mla_kernels.gdn.reference import GdnInputs, mask_tokens
+from kda_mla_kernels.gdn.inputs import GdnInputs, mask_tokens
 
 __all__ = ["CHUNK", "chunked_delta_rule"]
 

@@ -1,6 +1,10 @@
-"""Grouped-query attention with partial rotary embedding over a cache."""
+"""Grouped-query attention with partial rotary embedding and an output gate.
 
-from kda_mla_kernels.gqa.reference import KEY_BLOCK, FetchKeys, blocked_attention, plain_attention
+``reference`` holds the equations; ``blocked`` is the form that programs run over a cache.
+"""
+
+from kda_mla_kernels.gqa.blocked import KEY_BLOCK, FetchKeys, blocked_attention
+from kda_mla_kernels.gqa.reference import output_gate, plain_attention
 from kda_mla_kernels.gqa.rotary import apply_rotary, rotary_angles
 
 __all__ = [
@@ -8,6 +12,7 @@ __all__ = [
     "FetchKeys",
     "apply_rotary",
     "blocked_attention",
+    "output_gate",
     "plain_attention",
     "rotary_angles",
 ]

@@ -1,4 +1,7 @@
-"""Rotary position embedding on the first part of each head, half-split pairing."""
+"""Rotary position embedding on the first part of each head, half-split pairing.
+
+Source: "RoFormer" (Su et al. 2021), eq. 34, with the pairing of the Qwen3.5 modelling code.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The activation between the two products of a gated feed-forward layer."""
+"""The activation between the two products of a gated feed-forward layer.
+
+Source: "GLU Variants Improve Transformer" (Shazeer 2020), SwiGLU, with the rounding points of the
+Qwen3.5 modelling code.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Norms over the last axis. Sums are f32; each function says where it rounds."""
+"""Norms over the last axis. Sums are f32; each function says where it rounds.
+
+Source: "Root Mean Square Layer Normalization" (Zhang, Sennrich 2019), eq. 4; the gated form and
+the rounding points are those of the Qwen3.5 modelling code.
+"""
 
 from __future__ import annotations
 

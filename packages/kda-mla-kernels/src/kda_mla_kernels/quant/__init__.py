@@ -1,1 +1,25 @@
-"""Quantised weights: their encodings, exact decoding, and dots that read them packed."""
+"""Quantised weights: MXFP4, its exact decoding, and its lossless form in block FP8."""
+
+from kda_mla_kernels.quant.mxfp4 import (
+    BlockFp8,
+    Mxfp4,
+    NotLosslessError,
+    decode,
+    decode_fp8,
+    decode_jax,
+    decode_scales,
+    to_block_fp8,
+    unpack,
+)
+
+__all__ = [
+    "BlockFp8",
+    "Mxfp4",
+    "NotLosslessError",
+    "decode",
+    "decode_fp8",
+    "decode_jax",
+    "decode_scales",
+    "to_block_fp8",
+    "unpack",
+]

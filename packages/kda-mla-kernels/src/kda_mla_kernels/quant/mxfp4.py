@@ -158,7 +158,7 @@ def decode(weight: Mxfp4, dtype: DTypeLike = np.float32) -> np.ndarray:
 def decode_jax(
     packed: jax.Array, scales: jax.Array, dtype: jnp.dtype | type = jnp.bfloat16
 ) -> jax.Array:
-    """Decodes on a device; the plain form that quantised dots are tested against.
+    """Decodes on a device, inside or outside a compiled program.
 
     Subnormal products may be flushed to zero, as devices do.
 

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from megakernel_qwen.weights import QwenWeights
 from megakernel_qwen.xla.caches import Caches, Records
 from megakernel_qwen.xla.programs import Programs, as_i32
+from megakernel_qwen.xla.rows import put_row, reset_row, take_row
 
 __all__ = ["MAX_CHUNK", "QwenState", "QwenXla", "cache_slots"]
 
@@ -86,8 +87,8 @@ class QwenXla:
     def decode(
         self,
         state: QwenState,
-        tokens: Sequence[int],
-        positions: Sequence[int],
+        tokens: Sequence[int] | jax.Array,
+        positions: Sequence[int] | jax.Array,
         active: Sequence[bool],
         sampling: Sampling | None = None,
         *,
@@ -123,7 +124,7 @@ class QwenXla:
         )
         return Verified(logits, features, QwenState(caches, (records, jnp.asarray(where))))
 
-    def commit(self, state: QwenState, accepted: Sequence[int]) -> QwenState:
+    def commit(self, state: QwenState, accepted: Sequence[int] | jax.Array) -> QwenState:
         """See the protocol.
 
         Raises:
@@ -134,11 +135,7 @@ class QwenXla:
         records, rows = state.pending
         tokens = records.window.shape[3] - state.caches.tail.shape[3]
         if not isinstance(accepted, jax.Array):
-            counts = as_i32(accepted)
-            if counts.shape != rows.shape or (counts < 0).any() or (counts > tokens).any():
-                raise ValueError(
-                    f"accepted {counts.tolist()} must hold {rows.size} counts in 0..{tokens}"
-                )
+            self._check_counts(as_i32(accepted), rows.size, tokens)
         (caches,) = self.programs.commit(state.caches, records, rows, _ids(accepted))
         return QwenState(caches)
 
@@ -146,7 +143,7 @@ class QwenXla:
         """See the protocol."""
         self._check_settled(state)
         self._check_row(row)
-        return QwenState(self.programs.reset(state.caches, as_i32(row)))
+        return QwenState(reset_row(state.caches, as_i32(row)))
 
     def snapshot(self, state: QwenState, row: int, length: int) -> Caches:
         """See the protocol. Keys and values are copied in whole blocks."""
@@ -154,16 +151,16 @@ class QwenXla:
         self._check_row(row)
         if not 0 <= length <= self.info.max_context:
             raise ValueError(f"length {length} lies outside 0..{self.info.max_context}")
-        return self.programs.take_row(state.caches, as_i32(row), cache_slots(length))
+        return take_row(state.caches, as_i32(row), cache_slots(length))
 
     def restore(self, state: QwenState, row: int, snap: Caches) -> QwenState:
         """See the protocol."""
         self._check_settled(state)
         self._check_row(row)
-        return replace(state, caches=self.programs.put_row(state.caches, as_i32(row), snap))
+        return replace(state, caches=put_row(state.caches, as_i32(row), snap))
 
-    # Checks of host values. Device values pass unseen, so that steps can follow each other
-    # without waiting for the device.
+    # Checks of host values. What decode and commit get from the device passes unseen, so that
+    # steps can follow each other without waiting for it.
 
     def _check_settled(self, state: QwenState) -> None:
         if state.pending is not None:
@@ -206,6 +203,12 @@ class QwenXla:
             raise ValueError(
                 f"position {wrong[0] + tokens - 1} lies outside a context of"
                 f" {self.info.max_context}"
+            )
+
+    def _check_counts(self, counts: np.ndarray, sequences: int, tokens: int) -> None:
+        if counts.shape != (sequences,) or (counts < 0).any() or (counts > tokens).any():
+            raise ValueError(
+                f"accepted {counts.tolist()} must hold {sequences} counts in 0..{tokens}"
             )
 
     def _check_block(self, rows: np.ndarray, ids: np.ndarray, first: np.ndarray) -> None:

@@ -7,6 +7,7 @@ V value dim, G key/value heads, D head dim; Nl linear layers, Nf full-attention 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,37 +15,35 @@ from kda_mla_kernels.gdn import DeltaStep, replay
 
 from megakernel_qwen.layout import QwenLayout
 
-__all__ = ["Caches", "Records", "commit_records", "empty_caches"]
+__all__ = ["Caches", "Records", "cache_shapes", "commit_records", "layer_rows"]
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Caches:
-    """The state of all rows on one rank."""
+    """The state of all rows on one rank: arrays, or their shapes before they exist."""
 
-    tail: jax.Array
+    tail: Any
     """[Nl, R, W-1, C] the last inputs of each short convolution, oldest first"""
-    delta: jax.Array
+    delta: Any
     """f32 [Nl, R, Hv, K, V] recurrent states"""
-    keys: jax.Array
+    keys: Any
     """[Nf, R, G, L, D] normed and rotated"""
-    values: jax.Array
+    values: Any
     """[Nf, R, G, L, D]"""
 
-    def of_rows(self, part: jax.Array, slot: jax.Array | int, rows: jax.Array | None) -> jax.Array:
-        """One layer of ``tail`` or ``delta`` for some rows (None: all)."""
-        layer = jax.lax.dynamic_index_in_dim(part, slot, keepdims=False)
-        return layer if rows is None else layer[rows]
-
-    def put_tail(self, slot: jax.Array | int, rows: jax.Array | None, tail: jax.Array) -> Caches:
-        """Writes one layer's tails back."""
+    def put(self, slot: jax.Array | int, rows: jax.Array | None, **parts: jax.Array) -> Caches:
+        """Writes one layer's ``tail`` or ``delta`` of some rows back (None: all rows)."""
         where = (slot,) if rows is None else (slot, rows)
-        return replace(self, tail=self.tail.at[where].set(tail))
+        return replace(
+            self, **{name: getattr(self, name).at[where].set(part) for name, part in parts.items()}
+        )
 
-    def put_delta(self, slot: jax.Array | int, rows: jax.Array | None, delta: jax.Array) -> Caches:
-        """Writes one layer's recurrent states back."""
-        where = (slot,) if rows is None else (slot, rows)
-        return replace(self, delta=self.delta.at[where].set(delta))
+
+def layer_rows(part: jax.Array, slot: jax.Array | int, rows: jax.Array | None) -> jax.Array:
+    """One layer of ``tail`` or ``delta`` for some rows (None: all)."""
+    layer = jax.lax.dynamic_index_in_dim(part, slot, keepdims=False)
+    return layer if rows is None else layer[rows]
 
 
 @jax.tree_util.register_dataclass
@@ -58,21 +57,19 @@ class Records:
     """fields [Nl, M, ...]: token t of sequence s is entry s·T + t, the rest is padding"""
 
 
-def empty_caches(
-    layout: QwenLayout, rows: int, context: int, activation: jnp.dtype
-) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of one rank's caches by field name; all are zero at the start."""
+def cache_shapes(layout: QwenLayout, rows: int, slots: int, activation: jnp.dtype) -> Caches:
+    """Shapes and dtypes of one rank's caches, as a pytree of ``jax.ShapeDtypeStruct``."""
     config = layout.config
     linear, full = len(config.linear_layers), len(config.full_layers)
     dims = (config.linear_key_head_dim, config.linear_value_head_dim)
-    kv = jax.ShapeDtypeStruct((full, rows, layout.kv_heads, context, config.head_dim), activation)
+    kv = jax.ShapeDtypeStruct((full, rows, layout.kv_heads, slots, config.head_dim), activation)
     taps = config.linear_conv_kernel_dim
-    return {
-        "tail": jax.ShapeDtypeStruct((linear, rows, taps - 1, layout.conv_channels), activation),
-        "delta": jax.ShapeDtypeStruct((linear, rows, layout.value_heads, *dims), jnp.float32),
-        "keys": kv,
-        "values": kv,
-    }
+    return Caches(
+        tail=jax.ShapeDtypeStruct((linear, rows, taps - 1, layout.conv_channels), activation),
+        delta=jax.ShapeDtypeStruct((linear, rows, layout.value_heads, *dims), jnp.float32),
+        keys=kv,
+        values=kv,
+    )
 
 
 def commit_records(

@@ -19,12 +19,13 @@ from kda_mla_kernels.numerics import Numerics
 from megakernel_qwen.layout import QwenLayout
 from megakernel_qwen.weights import GdnWeights, GqaWeights, MlpWeights
 from megakernel_qwen.xla.batch import Batch
-from megakernel_qwen.xla.caches import Caches, Records
+from megakernel_qwen.xla.caches import Caches, Records, layer_rows
 
 __all__ = [
     "Carry",
     "Memory",
     "Rank",
+    "Slot",
     "chunk_memory",
     "decode_memory",
     "feed_forward",
@@ -46,10 +47,11 @@ class Rank:
     layout: QwenLayout
     numerics: Numerics
 
-    def split(self, x: jax.Array, widths: tuple[int, ...]) -> list[jax.Array]:
-        """Cuts the last axis into parts of these widths."""
-        ends = [sum(widths[: i + 1]) for i in range(len(widths) - 1)]
-        return jnp.split(x, ends, axis=-1)
+
+def split_columns(x: jax.Array, widths: tuple[int, ...]) -> list[jax.Array]:
+    """Cuts the last axis into parts of these widths."""
+    ends = [sum(widths[: i + 1]) for i in range(len(widths) - 1)]
+    return jnp.split(x, ends, axis=-1)
 
 
 @jax.tree_util.register_dataclass
@@ -77,18 +79,18 @@ def decode_memory(carry: Carry, slot: Slot, batch: Batch, x: DeltaInput) -> tupl
     states, out, _ = gdn.recur(states, inputs, slot * rows + batch.query_rows)
     tail = jnp.where(batch.live[..., None], x.window[:, 1:], x.window[:, :-1])
     moved = replace(caches, delta=states.reshape(caches.delta.shape))
-    return (moved.put_tail(slot, batch.rows, tail), records), out
+    return (moved.put(slot, batch.rows, tail=tail), records), out
 
 
 def chunk_memory(carry: Carry, slot: Slot, batch: Batch, x: DeltaInput) -> tuple[Carry, jax.Array]:
     """A chunk of tokens per sequence, live ones first."""
     caches, records = carry
     valid = jnp.sum(batch.live, axis=1)
-    states = caches.of_rows(caches.delta, slot, batch.rows)
+    states = layer_rows(caches.delta, slot, batch.rows)
     states, out = gdn.chunked_delta_rule(states, jax.tree.map(batch.grid, x.inputs), valid)
     taps = caches.tail.shape[2]
     tail = jax.vmap(lambda w, n: jax.lax.dynamic_slice_in_dim(w, n, taps))(x.window, valid)
-    moved = caches.put_tail(slot, batch.rows, tail).put_delta(slot, batch.rows, states)
+    moved = caches.put(slot, batch.rows, tail=tail, delta=states)
     return (moved, records), batch.flat(out)
 
 
@@ -97,7 +99,7 @@ def verify_memory(carry: Carry, slot: Slot, batch: Batch, x: DeltaInput) -> tupl
     caches, records = carry
     assert records is not None
     inputs = gdn.mask_tokens(x.inputs, batch.flat(batch.live))
-    states = caches.of_rows(caches.delta, slot, batch.rows)
+    states = layer_rows(caches.delta, slot, batch.rows)
     _, out, steps = gdn.recur(states, inputs, batch.owner)
     fresh = Records(window=x.window, steps=steps)
     records = jax.tree.map(lambda old, new: old.at[slot].set(new), records, fresh)
@@ -115,13 +117,13 @@ def gated_delta_net(
 ) -> tuple[jax.Array, Carry]:
     """Input projection, short convolution, delta rule, gated norm, output projection."""
     layout, config, numerics = rank.layout, rank.layout.config, rank.numerics
-    mixed, z, b, a = rank.split(
+    mixed, z, b, a = split_columns(
         numerics.round(numerics.dot(x, weights.in_proj)), layout.gdn_columns
     )
     # Everything of one token alone is computed flat, in a shape that does not depend on S and T;
     # only the delta rule sees sequences.
     caches = carry[0]
-    tail = caches.of_rows(caches.tail, slot, batch.rows)
+    tail = layer_rows(caches.tail, slot, batch.rows)
     windows = batch.flat(gdn.token_windows(tail, batch.grid(mixed)))
     channels = gdn.convolve(windows, weights.taps, numerics)
     dims = (config.linear_key_head_dim, config.linear_value_head_dim)
@@ -169,7 +171,7 @@ def gated_attention(
 ) -> tuple[jax.Array, Carry]:
     """Input projection, head norms, rotary embedding, attention, output gate and projection."""
     layout, config, numerics = rank.layout, rank.layout.config, rank.numerics
-    parts = rank.split(numerics.round(numerics.dot(x, weights.in_proj)), layout.gqa_columns)
+    parts = split_columns(numerics.round(numerics.dot(x, weights.in_proj)), layout.gqa_columns)
     q, gate, k, v = (part.reshape(part.shape[0], -1, config.head_dim) for part in parts)
     angles = gqa.rotary_angles(
         batch.flat(batch.positions), config.rotary_dim, config.rope_theta, numerics
@@ -188,8 +190,7 @@ def gated_attention(
     fetch = _fetch(caches, slot, batch.query_rows, block)
     positions = batch.queries(batch.flat(batch.positions))
     out = gqa.blocked_attention(batch.queries(q), fetch, positions, numerics, block)
-    opened = numerics.round(jax.nn.sigmoid(gate.astype(jnp.float32)))
-    gated = numerics.round(batch.answers(out).astype(jnp.float32) * opened.astype(jnp.float32))
+    gated = gqa.output_gate(batch.answers(out), gate, numerics)
     flat = gated.reshape(gated.shape[0], layout.query_heads * config.head_dim)
     return numerics.dot(flat, weights.out_proj), (caches, records)
 

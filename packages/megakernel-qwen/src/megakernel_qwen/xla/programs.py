@@ -1,4 +1,4 @@
-"""The compiled programs: decode, verify, commit, prefill and the row operations.
+"""The compiled programs: decode, verify, commit and prefill.
 
 Each is a ``shard_map`` over the ranks, jitted with donated caches. Shapes that vary (sequences and
 tokens of a verify, the padded length of a chunk) are compiled once each, on first use.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -20,11 +20,11 @@ from kda_mla_kernels.sampling import Sampling, sample
 
 from megakernel_qwen.weights import QwenWeights
 from megakernel_qwen.xla.batch import Batch
-from megakernel_qwen.xla.caches import Caches, Records, commit_records, empty_caches
+from megakernel_qwen.xla.caches import Caches, Records, cache_shapes, commit_records
 from megakernel_qwen.xla.forward import RANKS, Stream, embed, head, run_layers
 from megakernel_qwen.xla.mixers import Memory, Rank, chunk_memory, decode_memory, verify_memory
 
-__all__ = ["Programs"]
+__all__ = ["Programs", "as_i32"]
 
 # Without this XLA may keep bf16 intermediates in f32, and the rounding would depend on fusion.
 _COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
@@ -38,7 +38,7 @@ class Programs:
     mesh: Mesh
     rows: int
     """R, rows of the state and flat rows of decode and verify"""
-    context: int
+    slots: int
     """L, key and value slots per row"""
     feature_layers: tuple[int, ...]
 
@@ -79,19 +79,13 @@ class Programs:
     def empty(self) -> Caches:
         """Zeroed caches, split over the ranks."""
         sharding = NamedSharding(self.mesh, PartitionSpec(RANKS))
-        shapes = empty_caches(
-            self.rank.layout, self.rows, self.context, self.rank.numerics.activation
-        )
-        make = jax.jit(
-            lambda: Caches(
-                **{
-                    name: jnp.zeros((self.mesh.size, *leaf.shape), leaf.dtype)
-                    for name, leaf in shapes.items()
-                }
-            ),
-            out_shardings=sharding,
-        )
-        return make()
+        activation = self.rank.numerics.activation
+        shapes = cache_shapes(self.rank.layout, self.rows, self.slots, activation)
+
+        def zeros() -> Caches:
+            return jax.tree.map(lambda x: jnp.zeros((self.mesh.size, *x.shape), x.dtype), shapes)
+
+        return jax.jit(zeros, out_shardings=sharding)()
 
     @cached_property
     def decode(self) -> Callable[..., tuple[jax.Array, jax.Array, Caches]]:
@@ -207,46 +201,6 @@ class Programs:
         split, whole = PartitionSpec(RANKS), PartitionSpec()
         specs = (split, split, whole, whole, whole, whole)
         return self._compile(body, specs, (whole, whole, split), donate=(1,))
-
-    @cached_property
-    def reset(self) -> Callable[..., Caches]:
-        """``(caches, row)``. Keys and values too: a value that is not finite would go through the
-        mask, since zero times it is not zero."""
-
-        @partial(jax.jit, donate_argnums=0)
-        def reset(caches: Caches, row: jax.Array) -> Caches:
-            return jax.tree.map(lambda part: part.at[:, :, row].set(0), caches)
-
-        return reset
-
-    @cached_property
-    def take_row(self) -> Callable[..., Caches]:
-        """``(caches, row, slots)``: a copy of one row, its first ``slots`` keys and values."""
-
-        @partial(jax.jit, static_argnums=2)
-        def take(caches: Caches, row: jax.Array, slots: int) -> Caches:
-            one = jax.tree.map(lambda x: x[:, :, row], caches)
-            return Caches(
-                one.tail, one.delta, one.keys[:, :, :, :slots], one.values[:, :, :, :slots]
-            )
-
-        return take
-
-    @cached_property
-    def put_row(self) -> Callable[..., Caches]:
-        """``(caches, row, copy)``."""
-
-        @partial(jax.jit, donate_argnums=0)
-        def put(caches: Caches, row: jax.Array, copy: Caches) -> Caches:
-            slots = copy.keys.shape[3]
-            return Caches(
-                tail=caches.tail.at[:, :, row].set(copy.tail),
-                delta=caches.delta.at[:, :, row].set(copy.delta),
-                keys=caches.keys.at[:, :, row, :, :slots].set(copy.keys),
-                values=caches.values.at[:, :, row, :, :slots].set(copy.values),
-            )
-
-        return put
 
 
 def as_i32(values: Any) -> np.ndarray:

@@ -1,0 +1,51 @@
+"""The short causal convolution before the delta rule.
+
+Letters: S sequences, T tokens, W taps, C channels. Source: the Qwen3.5 modelling code.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from kda_mla_kernels.numerics import Numerics
+
+__all__ = ["causal_convolution", "convolve", "token_windows"]
+
+
+def token_windows(tail: jax.Array, inputs: jax.Array) -> jax.Array:
+    """What each token's convolution sees.
+
+    Args:
+        tail: [S, W-1, C] the inputs before the first token, oldest first; zeros at the start.
+        inputs: [S, T, C].
+
+    Returns:
+        [S, T, W, C], oldest first.
+    """
+    line = jnp.concatenate([tail, inputs], axis=1)
+    tokens = inputs.shape[1]
+    return jnp.stack([line[:, j : j + tokens] for j in range(tail.shape[1] + 1)], axis=2)
+
+
+def convolve(windows: jax.Array, taps: jax.Array, numerics: Numerics) -> jax.Array:
+    """Depthwise convolution of each token's window, then SiLU; one rounding at the end.
+
+    ``y = silu(Σ_j taps[j] · window[j])``: the last tap multiplies the current token.
+
+    Args:
+        windows: [..., W, C]. taps: [W, C].
+
+    Returns:
+        [..., C] in the activation dtype.
+    """
+    wide, weights = windows.astype(jnp.float32), taps.astype(jnp.float32)
+    total = sum(weights[j] * wide[..., j, :] for j in range(taps.shape[0]))
+    return numerics.round(jax.nn.silu(total))
+
+
+def causal_convolution(
+    tail: jax.Array, inputs: jax.Array, taps: jax.Array, numerics: Numerics
+) -> jax.Array:
+    """The short convolution of whole sequences: [S, T, C] -> [S, T, C]."""
+    return convolve(token_windows(tail, inputs), taps, numerics)

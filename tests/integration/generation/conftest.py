@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -28,7 +29,10 @@ def embedded() -> Path:
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory) -> dict[str, str]:
-    """Variables without the user's own settings; compiled programs are shared by all processes."""
+    """Variables without the user's own settings.
+
+    All processes share compiled programs, and have the same rows and context so that they can.
+    """
     foreign = ("MEGAKERNEL_", "QWEN_", "HF_", "JAX_", "XLA_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return kept | {
@@ -37,23 +41,25 @@ def environment(tmp_path_factory) -> dict[str, str]:
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("programs")),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
         "JAX_PLATFORMS": "cpu",
+        "MEGAKERNEL_CONTEXT": "512",
+        "MEGAKERNEL_ROWS": "4",
     }
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture
-def python(environment, tmp_path) -> Run:
-    """Runs the interpreter in an empty folder."""
+@pytest.fixture(scope="session")
+def python_in(environment) -> Run:
+    """Runs the interpreter in a folder; ``code`` is the exit code that it must end with."""
 
-    def start(*arguments, stdin="", code=0, **variables):
+    def start(folder, *arguments, stdin="", code=0, **variables):
         done = subprocess.run(
             [sys.executable, *map(str, arguments)],
             input=stdin,
             capture_output=True,
             encoding="utf-8",
-            cwd=tmp_path,
+            cwd=folder,
             env=environment | variables,
             timeout=START_SECONDS,
             check=False,
@@ -65,9 +71,9 @@ def python(environment, tmp_path) -> Run:
 
 
 @pytest.fixture
-def megakernel(python) -> Run:
-    """Runs a command of the command line."""
-    return lambda *arguments, **options: python("-m", "megakernel_serve", *arguments, **options)
+def megakernel(python_in, tmp_path) -> Run:
+    """Runs a command of the command line in an empty folder."""
+    return partial(python_in, tmp_path, "-m", "megakernel_serve")
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +81,7 @@ def server(environment, tmp_path_factory) -> Iterator[str]:
     """The address of a server on a free port, ready to answer."""
     folder = tmp_path_factory.mktemp("server")
     command = [sys.executable, "-m", "megakernel_serve", "serve", "--port", "0"]
-    command += ["--rows", "4", "--context", "512", "--served-model-name", "tiny"]
+    command += ["--served-model-name", "tiny"]
     log = folder / "log"
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from tpu_collectives.testing.virtual import virtual_devices
+
 __all__ = ["Outcome", "Status", "run_isolated"]
 
 Status: TypeAlias = Literal["passed", "failed", "hung"]
-_INTERPRETER_THREADS = 64
-"""Enough for 32 devices: with fewer, jax 0.10's interpreter waits for ever from 28 on."""
-
 _SETTINGS = {
     "JAX_PLATFORMS": "cpu",
     # The TPU compiler works without a TPU, in several processes at once.
@@ -48,8 +47,7 @@ def run_isolated(target: str, ranks: int, timeout_s: float, **arguments: Any) ->
         arguments: keyword arguments that JSON can carry.
     """
     command = [sys.executable, "-m", __name__, target, str(ranks), json.dumps(arguments)]
-    threads = str(max(_INTERPRETER_THREADS, 2 * ranks))
-    environment = {**os.environ, **_SETTINGS, "NPROC": threads}
+    environment = {**os.environ, **_SETTINGS}
     try:
         done = subprocess.run(
             command,
@@ -82,10 +80,8 @@ def _resolve(target: str) -> Callable[..., Any]:
 
 
 def _main() -> None:
-    import jax
-
     target, ranks, arguments = sys.argv[1:]
-    jax.config.update("jax_num_cpu_devices", int(ranks))
+    virtual_devices(int(ranks))
     _resolve(target)(**json.loads(arguments))
 
 

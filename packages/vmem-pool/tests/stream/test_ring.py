@@ -34,9 +34,7 @@ def raced(capfd):
 
 
 @MODES
-@pytest.mark.parametrize(
-    ("slot_kib", "depth", "group"), [(64, 4, 2), (96, 2, 1), (128, 8, 2), (256, 64, 3)]
-)
+@pytest.mark.parametrize(("slot_kib", "depth", "group"), [(64, 4, 2), (96, 2, 1), (256, 64, 3)])
 def test_a_step_equals_plain_dots_and_leaves_no_load(
     make_step, capfd, mode, slot_kib, depth, group
 ):
@@ -168,8 +166,17 @@ def _read_all(stream, x, out):
 
 
 @MODES
-def test_held_refills_go_out_at_the_flush(mode):
+def test_held_refills_go_out_at_the_flush(monkeypatch, mode):
+    started, refill = [], Stream._refill
+
+    def recorded(self, pos, bounds):
+        started.append(pos)
+        refill(self, pos, bounds)
+
+    monkeypatch.setattr(Stream, "_refill", recorded)
+
     def body(stream, x, out):
+        started.clear()
         segment = stream.segment("only")
         segment.hold()
         segment.release(segment.take("first"))
@@ -179,7 +186,9 @@ def test_held_refills_go_out_at_the_flush(mode):
                 x[...], tile.load(), preferred_element_type=jnp.float32
             )
         segment.release(*tiles)
+        assert started == []
         segment.flush()
+        assert started == [0, 1, 2]
         for _ in range(len(segment.plan.of("long")) - 2):
             tile = segment.take("long")
             out[:, pl.ds(tile.columns.start, tile.columns.size)] = jnp.dot(

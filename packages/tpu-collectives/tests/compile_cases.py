@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 from tpu_collectives import (
     AllGather,
     AllReduce,
@@ -80,6 +82,51 @@ def arg_max(name, rows):
     assert program.compile(jax.ShapeDtypeStruct((rows, 1024), jnp.float32)).as_text()
 
 
+def streamed(name, rows, hidden, layers):
+    """Layers that load weights while their sums travel, with the checks of a release build off."""
+    topology = Topology.from_name(name)
+    comm, barrier = AllReduce(topology, rows, hidden), Barrier(topology)
+    columns = hidden // 8
+
+    def kernel(x_ref, weights_hbm, out_ref, ring, load_sems, refs):
+        def load(layer):
+            slot = jax.lax.rem(layer, 2)
+            return pltpu.make_async_copy(weights_hbm.at[layer], ring.at[slot], load_sems.at[slot])
+
+        barrier.signal()
+        load(0).start()
+        load(1).start()
+        barrier.wait()
+        out_ref[...] = x_ref[...]
+
+        @pl.loop(0, layers)
+        def _(layer):
+            load(layer).wait()
+            mine = out_ref[:, :columns].astype(jnp.bfloat16)
+            weights = ring[jax.lax.rem(layer, 2)]
+            partial = jnp.dot(mine, weights, preferred_element_type=jnp.float32)
+            handle = comm.start(refs, partial, layer)
+
+            @pl.when(layer + 2 < layers)
+            def _():
+                load(layer + 2).start()
+
+            out_ref[...] = comm.finish(handle)
+
+    scratch = [
+        pltpu.VMEM((2, columns, hidden), jnp.bfloat16),
+        pltpu.SemaphoreType.DMA((2,)),
+        comm.scratch(),
+    ]
+    options = {
+        "in_specs": [pl.BlockSpec(memory_space=space) for space in (pltpu.VMEM, pl.ANY)],
+        "compiler_params": barrier.compiler_params(0, checks=False, vmem_limit_bytes=60 << 20),
+    }
+    program = RankProgram(kernel, topology, (comm.output,), scratch, options)
+    weights = jax.ShapeDtypeStruct((layers, columns, hidden), jnp.bfloat16)
+    assert program.compile(comm.input, weights).as_text()
+
+
 def everything(name, sizes):
     """All of the above, at the first size also with f32."""
     all_reduces(name, sizes, ["bfloat16"])
@@ -87,6 +134,7 @@ def everything(name, sizes):
     three_levels(name, *sizes[0])
     blocks(name, 1)
     arg_max(name, 8)
+    streamed(name, *sizes[0], layers=6)
 
 
 def tuning(name):

@@ -15,6 +15,7 @@ from tpu_collectives.errors import CollectiveError
 from tpu_collectives.levels import Tree, default_tree, owner_order, tree_levels
 from tpu_collectives.steps import Step, scatter_steps
 from tpu_collectives.topology import Topology
+from tpu_collectives.wire import LANES
 
 __all__ = ["ReduceScatter"]
 
@@ -53,7 +54,7 @@ class ReduceScatter(Chained):
         if self.width % ranks:
             raise CollectiveError(
                 f"{self.width} columns do not divide among {ranks} ranks; pad them to"
-                f" {-(-self.width // (128 * ranks)) * 128 * ranks}"
+                f" {-(-self.width // (LANES * ranks)) * LANES * ranks}"
             )
         if ranks > 1:
             check_lanes(self.width // ranks, "a rank's part")

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import httpx
 import pytest
+from bigram import eventually
 from megakernel_serve.cli import execute
 from megakernel_serve.engine import ContextLengthError
 
@@ -282,18 +283,70 @@ def test_serve_is_healthy_once_loaded_and_finishes_what_it_has_taken_after_sigte
     assert process.wait(20) == 0
 
 
-def test_a_stream_that_outlasts_the_drain_is_given_up(serve, tmp_path):
+def read_health(url):
+    response = httpx.get(f"{url}/health")
+    return response.status_code, response.json()["status"]
+
+
+@pytest.mark.parametrize("second_signal", [False, True])
+def test_answers_that_outlast_the_drain_end_in_their_own_words(serve, tmp_path, second_signal):
     checkpoint = slow_checkpoint(tmp_path, step_seconds=0.1)
-    process, url = serve("--model", checkpoint, "--drain-seconds", "1")
+    seconds = "60" if second_signal else "1"
+    process, url = serve("--model", checkpoint, "--drain-seconds", seconds)
     wait_ready(url)
-    body = {"prompt": "hi", "max_tokens": 200, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
-        next(response.iter_lines())
+    body = {"prompt": "hi", "max_tokens": 200, "ignore_eos": True}
+    where = f"{url}/v1/completions"
+    with (
+        ThreadPoolExecutor() as pool,
+        httpx.stream("POST", where, json=body | {"stream": True}, timeout=60) as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        plain = pool.submit(httpx.post, where, json=body, timeout=60)
+        wait_queued(url)
         started = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
-        assert time.monotonic() - started < 8
+        eventually(lambda: read_health(url) == (503, "draining"))
+        refused = httpx.post(where, json=body)
+        if second_signal:
+            process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    for answer in (refused, plain.result()):
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "5"
+        assert answer.json()["error"]["message"] == "the server is shutting down"
+    assert "the server is shutting down" in rest[-2]
+    assert rest[-1] == "data: [DONE]"
+    assert process.wait(20) == 0
+    assert time.monotonic() - started < 8
     assert "Traceback" not in process.stderr.read()
+
+
+def test_a_request_that_never_arrives_whole_does_not_hold_up_the_end(serve, tmp_path):
+    process, url = serve("--model", slow_checkpoint(tmp_path), "--drain-seconds", "0")
+    wait_ready(url)
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        assert client.recv(100).startswith(b"HTTP/1.1 503")
+    assert process.wait(20) == 0
+    assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_while_the_server_is_still_starting_is_not_lost(serve, tmp_path, number, code):
+    process, url = serve("--model", slow_checkpoint(tmp_path, load_seconds=60))
+    port = int(url.rpartition(":")[2])
+    eventually(lambda: accepts(port), 60)  # bound, and uvicorn is yet to start
+    process.send_signal(number)
+    assert process.wait(20) == code
+    assert "Traceback" not in process.stderr.read()
+
+
+def accepts(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_sigint_while_loading_exits_with_130_at_once(serve, tmp_path):

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Callable
 from types import FrameType
 
 import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from megakernel_serve.address import Address
 from megakernel_serve.api import Service, create_app
+from megakernel_serve.api.errors import unavailable
 from megakernel_serve.loading import LoadedModel
+from megakernel_serve.stop_signals import StopSignals
 
 __all__ = ["bind", "serve"]
 
-ABORT_SECONDS = 10.0
+ABORT_SECONDS = 5.0
 """How long the device may take to end its last call after everything was given up."""
+
+FAREWELL_SECONDS = 3
+"""How long clients may take to read the end of an answer that was given up."""
 
 
 def bind(address: Address) -> tuple[socket.socket, Address]:
@@ -46,40 +52,78 @@ def bind(address: Address) -> tuple[socket.socket, Address]:
 
 
 class _Server(uvicorn.Server):
-    """Tells the service of a stop signal before uvicorn closes the door."""
+    """Drains with the door open: until the last answer, health checks and refusals go on."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: Service, stops: StopSignals, drain_seconds: float
+    ) -> None:
         super().__init__(config)
-        self._service = service
+        self._service, self._stops, self._drain_seconds = service, stops, drain_seconds
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._stops.note(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        if await super().on_tick(counter):
+            return True
+        if self._stops.first_at is None:
+            return False
         self._service.begin_drain()
-        super().handle_exit(sig, frame)
+        late = time.monotonic() - self._stops.first_at >= self._drain_seconds
+        return late or len(self._stops.received) > 1 or not self.server_state.tasks
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Before uvicorn cancels anything, so that every open answer ends in its own words.
+        await asyncio.to_thread(self._service.shutdown, ABORT_SECONDS)
+        await super().shutdown(sockets)
+
+
+class _CancelledQuietly:
+    """ASGI: a request that uvicorn cancels, its client being too slow, gets a 503 if it can."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def noting(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        except asyncio.CancelledError:
+            if scope["type"] != "http":
+                raise
+            if not started:
+                refusal = unavailable("the server is shutting down", 5).response()
+                await refusal(scope, receive, send)
 
 
 def serve(
     service: Service,
     listener: socket.socket,
     load: Callable[[], LoadedModel],
-    drain_seconds: int,
+    drain_seconds: float,
     ready: Callable[[], None] = lambda: None,
+    stops: StopSignals | None = None,
 ) -> None:
     """Serves until a signal, then lets running requests end for ``drain_seconds``.
 
-    SIGTERM returns, SIGINT raises ``KeyboardInterrupt``, a second SIGINT ends at once.
+    Meanwhile new requests get a 503. What still runs after the drain, or at a second signal, is
+    given up: it ends with a 503, or with an error event if it streams.
 
     Args:
         load: called in a thread; ``/health`` answers 503 until it returns.
         ready: called in that thread once requests are taken.
+        stops: signals noted so far; those that come now are added.
 
     Raises:
         Exception: whatever ``load`` raised.
     """
     app = create_app(service)
-    config = uvicorn.Config(
-        app, log_level="error", access_log=False, timeout_graceful_shutdown=drain_seconds
-    )
-    server = _Server(config, service)
 
     def stop() -> None:
         server.should_exit = True
@@ -88,20 +132,15 @@ def serve(
     async def lifespan(_: object) -> AsyncIterator[None]:
         service.load_in_background(load, ready, failed=stop)
         yield
-        await asyncio.to_thread(service.shutdown, ABORT_SECONDS)
 
     app.router.lifespan_context = lifespan
-    with _sigterm_is_no_error():
-        server.run(sockets=[listener])
+    config = uvicorn.Config(
+        _CancelledQuietly(app),
+        log_level="error",
+        access_log=False,
+        timeout_graceful_shutdown=FAREWELL_SECONDS,
+    )
+    server = _Server(config, service, stops or StopSignals(), drain_seconds)
+    server.run(sockets=[listener])
     if service.load_error is not None:
         raise service.load_error
-
-
-@contextlib.contextmanager
-def _sigterm_is_no_error() -> Iterator[None]:
-    """uvicorn raises a signal again after its shutdown; SIGTERM would then kill the process."""
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

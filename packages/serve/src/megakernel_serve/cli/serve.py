@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from megakernel_serve.address import Address
+from megakernel_serve.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from megakernel_serve.api import ServiceConfig
@@ -24,6 +25,13 @@ def run(invocation: Invocation) -> int:
 
 def run_at(invocation: Invocation, address: Address) -> int:
     """Binds, loads in the background, serves until a signal."""
+    with StopSignals() as stops:
+        _serve(invocation, address, stops)
+        stops.raise_interrupt()
+    return 0
+
+
+def _serve(invocation: Invocation, address: Address, stops: StopSignals) -> None:
     from megakernel_serve.api import Service
     from megakernel_serve.cli.terminal import status
     from megakernel_serve.loading import choose, load
@@ -32,6 +40,9 @@ def run_at(invocation: Invocation, address: Address) -> int:
     settings = invocation.settings
     listener, real = bind(address)
     choice = choose(invocation)
+    if stops.received:
+        listener.close()
+        return
     service = Service(_service_config(settings))
     status.print(f"Listening on {real}, loading {choice.checkpoint}", soft_wrap=True)
 
@@ -39,8 +50,7 @@ def run_at(invocation: Invocation, address: Address) -> int:
         status.print(f"Ready: {', '.join(service.model_names)} at {real}/v1", soft_wrap=True)
 
     loading = partial(load, choice, settings, rows=DEFAULT_ROWS, progress=status.is_terminal)
-    serve(service, listener, loading, settings.drain_seconds, ready)
-    return 0
+    serve(service, listener, loading, settings.drain_seconds, ready, stops)
 
 
 def _service_config(settings: Settings) -> ServiceConfig:

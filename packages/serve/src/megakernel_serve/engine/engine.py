@@ -127,7 +127,7 @@ class Engine:
         """Takes no more requests and ends the thread.
 
         Whoever wants requests to finish first waits for their handles. What still runs or waits
-        fails with :class:`EngineStoppedError` at the next chunk or step.
+        fails with :class:`EngineStoppedError` at once, even if a device call hangs.
 
         Args:
             timeout: seconds to wait for the device call that is under way.
@@ -139,8 +139,18 @@ class Engine:
             if self._phase not in ("failed", "stopped"):
                 self._phase = "stopping"
                 self._changed.notify_all()
+        self._give_up()
         self._thread.join(timeout)
+        self._give_up()  # a request may have been on its way from the queue to its row
         return not self._thread.is_alive()
+
+    def _give_up(self) -> None:
+        error = EngineStoppedError("the server is shutting down")
+        self._fail_running(error)
+        with self._changed:
+            waiting = list(self._waiting)
+        for handle, _ in waiting:
+            handle.delivery.fail(error)
 
     def _check(self, request: Request) -> None:
         info = self.model.info
@@ -232,7 +242,8 @@ class Engine:
                 self._phase = "running"
 
     def _fail_running(self, error: EngineError) -> None:
-        for sequence in self._rows.sequences if self._rows is not None else ():
+        rows = self._rows
+        for sequence in rows.sequences if rows is not None else ():
             sequence.handle.delivery.fail(error)
 
     def _close(self, phase: Phase, error: EngineError) -> None:

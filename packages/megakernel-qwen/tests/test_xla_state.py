@@ -221,3 +221,35 @@ def test_decoding_reuses_the_state_buffers(model):
     state = model.decode(state, [1] * rows, [0] * rows, [True] * rows).state
     jax.block_until_ready(state.caches.keys)
     assert state.caches.keys.unsafe_buffer_pointer() == before
+
+
+def consumed(model):
+    state = model.init_state()
+    model.prefill(state, 0, [1], 0)
+    return state
+
+
+WRONG_VALUES = {
+    "tokens must hold integers": lambda m: m.prefill(m.init_state(), 0, [1.7], 0),
+    "beyond 32 bits": lambda m: m.prefill(m.init_state(), 0, [2**40], 0),
+    "lists of equal length": lambda m: m.verify(m.init_state(), [0, 1], [[1, 2], [3]], [0, 0]),
+    "row 1.5 lies outside": lambda m: m.reset(m.init_state(), 1.5),
+    "position -1 lies outside": lambda m: m.verify(m.init_state(), [0], [[1, 2]], [-1]),
+    "it must hold 8, one per row": lambda m: m.decode(
+        m.init_state(), [1] * 8, [0] * 8, [True] * 8, Sampling.greedy(2)
+    ),
+    "consumed by an earlier call": lambda m: m.prefill(consumed(m), 0, [2], 1),
+    "restore takes what snapshot returned": lambda m: m.restore(m.init_state(), 0, None),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_VALUES)
+def test_a_wrong_value_says_what_is_wrong(model, message):
+    with pytest.raises(ValueError, match=message):
+        WRONG_VALUES[message](model)
+
+
+def test_a_state_of_another_model_is_refused(model, load_tiny):
+    other = load_tiny(1, max_rows=2)
+    with pytest.raises(ValueError, match=r"ranks, rows and slots \(1, 2, 256\)"):
+        model.prefill(other.init_state(), 0, [1], 0)

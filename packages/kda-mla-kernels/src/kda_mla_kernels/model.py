@@ -27,12 +27,14 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+from kda_mla_kernels.errors import CheckpointError
+from kda_mla_kernels.sampling import Sampling, SamplingParams
+
 if TYPE_CHECKING:
     import jax
     from tokenizers import Tokenizer
 
     from kda_mla_kernels.chat import ChatFormat
-    from kda_mla_kernels.sampling import Sampling
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -92,6 +94,47 @@ class GenerationDefaults:
     top_k: int = 0
     min_p: float = 0.0
     stop_ids: frozenset[int] = field(default_factory=frozenset)
+
+    @classmethod
+    def from_json(cls, found: Any, stop_ids: frozenset[int] = frozenset()) -> GenerationDefaults:
+        """Reads the parsed file (None if there is none); null means unset.
+
+        Sampling is on if ``do_sample`` says so or, without it, if a temperature is given.
+
+        Args:
+            stop_ids: further ids that end an answer.
+
+        Raises:
+            CheckpointError: not an object, or a value of the wrong type or outside its range.
+        """
+        if not isinstance(found, Mapping | None):
+            raise CheckpointError("generation_config.json must hold an object")
+        given = {name: value for name, value in (found or {}).items() if value is not None}
+        sampled = given.get("do_sample", "temperature" in given)
+        if not isinstance(sampled, bool):
+            raise CheckpointError(
+                f"generation_config.json: do_sample {sampled!r} must be a boolean"
+            )
+        values: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        values |= {name: given[name] for name in values if name in given}
+        for name, value in values.items():
+            kinds = int if name == "top_k" else (int, float)
+            if isinstance(value, bool) or not isinstance(value, kinds):
+                raise CheckpointError(f"generation_config.json: {name} {value!r} must be a number")
+        try:
+            SamplingParams(**values)
+        except ValueError as error:
+            raise CheckpointError(f"generation_config.json: {error}") from None
+        given_ends = given.get("eos_token_id", [])
+        ends = given_ends if isinstance(given_ends, list) else [given_ends]
+        if any(isinstance(end, bool) or not isinstance(end, int) or end < 0 for end in ends):
+            raise CheckpointError(
+                "generation_config.json: eos_token_id must be an id or a list of ids,"
+                f" not {given_ends!r}"
+            )
+        if not sampled:
+            values["temperature"] = 0.0
+        return cls(**values, stop_ids=frozenset(ends) | stop_ids)
 
 
 class Prefilled(NamedTuple):

@@ -9,6 +9,7 @@ wrong structure cannot pass for rounding. Recurrent states are f32 with exact pr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ __all__ = ["BF16", "F32", "Numerics", "numerics_of"]
 class Numerics:
     """A policy. Instances are hashable, so they can be static arguments."""
 
-    name: str
+    name: Literal["f32", "bf16"]
     activation: jnp.dtype
     precision: lax.Precision
 

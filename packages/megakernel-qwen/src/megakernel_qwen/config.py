@@ -20,6 +20,9 @@ LayerKind = Literal["linear_attention", "full_attention"]
 
 MODEL_TYPES = frozenset({"qwen3_5", "qwen3_5_text"})
 
+MAX_LAYERS = 10_000
+"""Far above any model of the family: a damaged config must not make a list of a billion layers."""
+
 # Fields that change the result, with the only values that are implemented. A missing field means
 # the first of them.
 _FIXED: dict[str, tuple[Any, ...]] = {
@@ -242,11 +245,12 @@ def _refuse_unsupported(
 def _layer_types(text: Mapping[str, Any]) -> tuple[LayerKind, ...]:
     layers = _count(text, "num_hidden_layers")
     interval = _count(text, "full_attention_interval", 4)
-    derived = [
-        "full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(layers)
-    ]
+    if layers > MAX_LAYERS:
+        raise ConfigError(f"num_hidden_layers {layers} must be at most {MAX_LAYERS}")
     kinds = text.get("layer_types")
-    kinds = derived if kinds is None else kinds
+    if kinds is None:
+        full = range(interval - 1, layers, interval)
+        kinds = ["full_attention" if i in full else "linear_attention" for i in range(layers)]
     if not isinstance(kinds, list):
         raise ConfigError(f"layer_types {kinds!r} must be a list with one entry per layer")
     if len(kinds) != layers:

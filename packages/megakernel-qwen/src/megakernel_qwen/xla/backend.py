@@ -67,7 +67,7 @@ class QwenXla:
         all_logits: bool = False,
     ) -> Prefilled:
         """See the protocol."""
-        ids = as_i32(tokens)
+        ids = as_i32(tokens, "tokens")
         self._check_settled(state)
         self._check_row(row)
         self._check_chunk(ids, start)
@@ -104,7 +104,7 @@ class QwenXla:
             _ids(tokens),
             _ids(positions),
             live,
-            Sampling.greedy(self.info.max_rows) if sampling is None else sampling,
+            self._check_sampling(sampling),
         )
         return Decoded(chosen, logits if with_logits else None, QwenState(caches))
 
@@ -117,7 +117,8 @@ class QwenXla:
     ) -> Verified:
         """See the protocol."""
         self._check_settled(state)
-        ids, first, where = as_i32(tokens), as_i32(positions), as_i32(rows)
+        ids, first = as_i32(tokens, "tokens"), as_i32(positions, "positions")
+        where = as_i32(rows, "rows")
         self._check_block(where, ids, first)
         logits, features, caches, records = self.programs.verify(
             self.weights, state.caches, where, ids, first
@@ -134,8 +135,8 @@ class QwenXla:
             raise ValueError("nothing to commit: call verify first")
         records, rows = state.pending
         tokens = records.window.shape[3] - state.caches.tail.shape[3]
-        if not isinstance(accepted, jax.Array):
-            self._check_counts(as_i32(accepted), rows.size, tokens)
+        self._check_usable(state)
+        self._check_counts(accepted, rows.size, tokens)
         (caches,) = self.programs.commit(state.caches, records, rows, _ids(accepted))
         return QwenState(caches)
 
@@ -157,6 +158,7 @@ class QwenXla:
         """See the protocol."""
         self._check_settled(state)
         self._check_row(row)
+        self._check_snapshot(state, snap)
         return replace(state, caches=put_row(state.caches, as_i32(row), snap))
 
     # Checks of host values. What decode and commit get from the device passes unseen, so that
@@ -165,9 +167,46 @@ class QwenXla:
     def _check_settled(self, state: QwenState) -> None:
         if state.pending is not None:
             raise ValueError("the state holds a verified block; call commit first")
+        self._check_usable(state)
+
+    def _check_usable(self, state: QwenState) -> None:
+        if state.caches.delta.is_deleted():
+            raise ValueError("this state was consumed by an earlier call; use what that returned")
+        programs = self.programs
+        expected = (programs.mesh.size, programs.rows, programs.slots)
+        found = (state.caches.keys.shape[0], *state.caches.keys.shape[2:5:2])
+        if found != expected:
+            raise ValueError(
+                f"this state has ranks, rows and slots {found}; the model has {expected}"
+            )
+
+    def _check_snapshot(self, state: QwenState, snap: Any) -> None:
+        def row_shape(part: jax.Array) -> tuple[int, ...]:
+            return (*part.shape[:2], *part.shape[3:])
+
+        fits = isinstance(snap, Caches) and (
+            snap.delta.shape == row_shape(state.caches.delta)
+            and snap.keys.shape[:3] == row_shape(state.caches.keys)[:3]
+            and snap.keys.shape[3] <= self.programs.slots
+        )
+        if not fits:
+            raise ValueError(
+                "restore takes what snapshot returned, of a model with the same ranks and at"
+                f" least as long a context as was taken (here {self.info.max_context})"
+            )
+
+    def _check_sampling(self, sampling: Sampling | None) -> Sampling:
+        if sampling is None:
+            return Sampling.greedy(self.info.max_rows)
+        shape = np.shape(sampling.temperature)
+        if shape != (self.info.max_rows,):
+            raise ValueError(
+                f"sampling holds {shape} parameters; it must hold {self.info.max_rows}, one per row"
+            )
+        return sampling
 
     def _check_row(self, row: int) -> None:
-        if not 0 <= row < self.info.max_rows:
+        if not isinstance(row, int | np.integer) or not 0 <= row < self.info.max_rows:
             raise ValueError(f"row {row} lies outside 0..{self.info.max_rows - 1}")
 
     def _check_ids(self, ids: np.ndarray) -> None:
@@ -181,6 +220,8 @@ class QwenXla:
                 f"a chunk holds 1..{MAX_CHUNK} tokens in one list, not shape {ids.shape}"
             )
         self._check_ids(ids)
+        if not isinstance(start, int | np.integer):
+            raise ValueError(f"start {start!r} must be an integer")
         if start < 0 or start + ids.size > self.info.max_context:
             raise ValueError(
                 f"tokens {start}..{start + ids.size - 1} do not fit a context of"
@@ -193,20 +234,23 @@ class QwenXla:
             if np.shape(values) != (rows,):
                 raise ValueError(f"{name} must have {rows} entries, one per row")
         if not isinstance(tokens, jax.Array):
-            self._check_ids(as_i32(tokens)[live])
+            self._check_ids(as_i32(tokens, "tokens")[live])
         if not isinstance(positions, jax.Array):
-            self._check_positions(as_i32(positions)[live], 1)
+            self._check_positions(as_i32(positions, "positions")[live], 1)
 
     def _check_positions(self, first: np.ndarray, tokens: int) -> None:
         wrong = first[(first < 0) | (first + tokens > self.info.max_context)]
         if wrong.size:
-            raise ValueError(
-                f"position {wrong[0] + tokens - 1} lies outside a context of"
-                f" {self.info.max_context}"
-            )
+            last = wrong[0] if wrong[0] < 0 else wrong[0] + tokens - 1
+            raise ValueError(f"position {last} lies outside a context of {self.info.max_context}")
 
-    def _check_counts(self, counts: np.ndarray, sequences: int, tokens: int) -> None:
-        if counts.shape != (sequences,) or (counts < 0).any() or (counts > tokens).any():
+    def _check_counts(self, accepted: Any, sequences: int, tokens: int) -> None:
+        if np.shape(accepted) != (sequences,):
+            raise ValueError(f"accepted {accepted} must hold {sequences} counts in 0..{tokens}")
+        if isinstance(accepted, jax.Array):
+            return
+        counts = as_i32(accepted, "accepted")
+        if (counts < 0).any() or (counts > tokens).any():
             raise ValueError(
                 f"accepted {counts.tolist()} must hold {sequences} counts in 0..{tokens}"
             )

@@ -203,6 +203,19 @@ class Programs:
         return self._compile(body, specs, (whole, whole, split), donate=(1,))
 
 
-def as_i32(values: Any) -> np.ndarray:
-    """Host values as i32, the only integer type the programs take."""
-    return np.asarray(values, np.int32)
+def as_i32(values: Any, name: str = "value") -> np.ndarray:
+    """Host integers as i32, the only integer type that the programs take.
+
+    Raises:
+        ValueError: something else than integers, lists of unequal lengths, or beyond 32 bits.
+    """
+    try:
+        found = np.asarray(values)
+    except ValueError:
+        raise ValueError(f"{name} must hold lists of equal length") from None
+    if found.size and found.dtype.kind not in "iu":
+        raise ValueError(f"{name} must hold integers of at most 64 bits, not {values!r}")
+    limits = np.iinfo(np.int32)
+    if found.size and (found.min() < limits.min or found.max() > limits.max):
+        raise ValueError(f"{name} holds an integer beyond 32 bits")
+    return found.astype(np.int32)

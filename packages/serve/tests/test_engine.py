@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from bigram import eventually
+from bigram import BigramModel, eventually
 from kda_mla_kernels.sampling import SamplingParams
 from megakernel_serve.engine import (
     ContextLengthError,
@@ -285,3 +285,10 @@ def test_requests_that_cannot_be_right_are_refused(engine, model):
         Request((1,), 1, min_tokens=2)
     with pytest.raises(ValueError, match="max_waiting must be at least 1"):
         Engine(model, max_waiting=0)
+
+
+def test_the_smallest_context_warms_up_with_what_fits():
+    model = BigramModel(context=2)
+    with Engine(model) as engine:
+        engine.warm_up()
+    assert [call[0] for call in model.calls if call[0] in ("prefill", "decode")] == ["prefill"]

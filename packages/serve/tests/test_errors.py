@@ -69,6 +69,12 @@ BAD_COMPLETIONS = [
     ({"prompt": "x", "stream": "yes"}, "stream"),
     ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),
     ({"prompt": "x", "stream": True, "max_tokens": 0, "echo": True}, "max_tokens"),
+    ({"prompt": [2**32], "echo": True, "max_tokens": 1}, "prompt"),
+    ({"prompt": [2**32], "echo": True, "max_tokens": 0}, "prompt"),
+    ({"prompt": [10**6], "echo": True, "max_tokens": 0}, "prompt"),
+    ({"prompt": [1] * 257, "echo": True, "max_tokens": 0}, "prompt"),
+    ({"prompt": "x", "echo": True, "max_tokens": 0, "stop_token_ids": [999]}, "stop_token_ids"),
+    ({"prompt": "x", "echo": True, "max_tokens": 0, "min_tokens": 1}, "min_tokens"),
     ({"prompt": "x", "model": 5}, "model"),
     ({"prompt": "x", "logprobs": 0}, "logprobs"),
     ({"prompt": "x", "logprobs": 5}, "logprobs"),
@@ -122,6 +128,35 @@ def test_a_bad_completion_request_names_its_field(api, body, param):
 @pytest.mark.parametrize(("body", "param"), BAD_CHATS)
 def test_a_bad_chat_request_names_its_field(api, body, param):
     assert error_of(api.post("/v1/chat/completions", body), 400)["param"] == param
+
+
+def test_defaults_of_a_checkpoint_that_make_no_sense_are_told(api):
+    object.__setattr__(api.model.generation, "temperature", -1.0)
+    error = error_of(api.complete(temperature=None), 500)
+    assert "generation defaults are wrong: temperature must be a number >= 0" in error["message"]
+    assert error["code"] == "bad_defaults"
+    assert api.complete(temperature=1).status_code == 200
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_text_that_cannot_fit_is_refused_before_it_is_cut_into_tokens(api, monkeypatch, chat):
+    def never(*_, **__):
+        raise AssertionError("it was cut into tokens")
+
+    text = "word " * 400_000
+    if chat:
+        monkeypatch.setattr(type(api.model.chat_format), "render", never)
+        error = error_of(api.chat(text), 400)
+    else:
+        from megakernel_serve.api import prompts
+
+        bound = api.service.length_bound
+        assert bound.exceeded("x" * (256 * bound.longest + 1), 256)
+        assert not bound.exceeded("x" * (256 * bound.longest), 256)
+        monkeypatch.setattr(prompts, "_ids", never)
+        error = error_of(api.complete(prompt=text), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == ("messages" if chat else "prompt")
 
 
 def test_neutral_values_of_unsupported_fields_and_unknown_fields_are_accepted(api):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from bigram import BigramChat, build_tokenizer
 from kda_mla_kernels.chat import CallStart, ChatOptions, ContentText, ReasoningText
-from megakernel_serve.text import ChatAnswer, Detokenizer, StopScanner, TextAnswer
+from megakernel_serve.text import ChatAnswer, Detokenizer, LengthBound, StopScanner, TextAnswer
 
 
 @pytest.fixture(scope="module")
@@ -167,3 +167,39 @@ def test_content_held_for_a_stop_comes_before_the_call_that_follows(tokenizer):
     assert texts == "abS"
     kinds = [type(event) for event in events]
     assert max(i for i, k in enumerate(kinds) if k is ContentText) < kinds.index(CallStart)
+
+
+def test_a_text_that_fits_never_exceeds_the_bound(tokenizer):
+    bound = LengthBound.of(tokenizer)
+    for text in ("<think>" * 9, "hello" * 9, "🙂é ß", ""):
+        assert not bound.exceeded(text, len(tokenizer.encode(text).ids))
+    assert bound.longest == len("</think>")
+    assert bound.exceeded("é" * 5, 1)
+    assert not bound.exceeded("é" * 4, 1)
+
+
+def test_composed_text_counts_as_the_tokenizer_sees_it():
+    from tokenizers import normalizers
+
+    tokenizer = build_tokenizer()
+    tokenizer.normalizer = normalizers.NFC()
+    bound = LengthBound.of(tokenizer)
+    apart = "e\u0301" * 4  # 12 bytes, 8 once composed
+    assert not bound.exceeded(apart, 1)
+    assert bound.exceeded(apart + "e", 1)
+
+
+def test_tokenizers_that_may_drop_text_have_no_bound():
+    from tokenizers import AddedToken, normalizers, pre_tokenizers
+
+    changes = [
+        lambda one: setattr(one, "normalizer", normalizers.Strip()),
+        lambda one: setattr(one, "pre_tokenizer", pre_tokenizers.Whitespace()),
+        lambda one: one.add_tokens([AddedToken("<mask>", lstrip=True)]),
+        lambda one: one.enable_truncation(5),
+    ]
+    for change in changes:
+        tokenizer = build_tokenizer()
+        change(tokenizer)
+        assert LengthBound.of(tokenizer).longest is None
+        assert not LengthBound.of(tokenizer).exceeded("x" * 10**6, 1)

@@ -93,7 +93,7 @@ async def chat_completions(request: Request) -> Response:
 
 def _read(service: Service, body: ChatRequest) -> tuple[ChatFormat, Rendered]:
     check_answers(service, 1, body.n or 1)
-    return render(service, body)
+    return render(service, body, fits=True)
 
 
 def _submit(

@@ -14,8 +14,15 @@ from tokenizers import Tokenizer
 from megakernel_serve.api.answering import Endpoint, Event, answer, check_answers
 from megakernel_serve.api.envelope import Envelope
 from megakernel_serve.api.errors import invalid
-from megakernel_serve.api.generation import Choice, engine_requests, merged, submit_all, usage
-from megakernel_serve.api.prompts import Prompt, encode, read_prompts
+from megakernel_serve.api.generation import (
+    Choice,
+    check_min_tokens,
+    engine_requests,
+    merged,
+    submit_all,
+    usage,
+)
+from megakernel_serve.api.prompts import Prompt, check_fits, encode, read_prompts
 from megakernel_serve.api.schema import CompletionRequest
 from megakernel_serve.api.service import Service
 from megakernel_serve.text import TextAnswer
@@ -92,7 +99,8 @@ def _read(service: Service, body: CompletionRequest) -> list[_Prompt]:
     check_answers(service, len(prompts), body.n or 1)
     encoded = []
     for prompt in prompts:
-        ids = encode(tokenizer, prompt)
+        ids = encode(service, prompt)
+        check_fits(service, ids, body.max_tokens or 0, body.stop_token_ids or ())
         encoded.append(_Prompt(ids, _echo(tokenizer, prompt) if body.echo else ""))
     return encoded
 
@@ -139,6 +147,7 @@ def _check_echo(body: CompletionRequest) -> None:
         raise invalid("max_tokens may be 0 only together with echo", "max_tokens")
     if body.stream:
         raise invalid("a stream must generate at least one token", "max_tokens")
+    check_min_tokens(body, 0)
 
 
 def _choice(index: int, text: str, choice: TextChoice | None = None) -> Event:

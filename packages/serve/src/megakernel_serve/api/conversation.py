@@ -7,14 +7,20 @@ from typing import Any
 from kda_mla_kernels.chat import ChatFormat, ChatOptions, Rendered
 
 from megakernel_serve.api.errors import invalid
+from megakernel_serve.api.prompts import check_length
 from megakernel_serve.api.schema import ChatFields, ChatMessage
 from megakernel_serve.api.service import Service
 
 __all__ = ["may_call", "render"]
 
 
-def render(service: Service, body: ChatFields) -> tuple[ChatFormat, Rendered]:
+def render(
+    service: Service, body: ChatFields, *, fits: bool = False
+) -> tuple[ChatFormat, Rendered]:
     """Renders a conversation. Takes time for long ones: not for the event loop.
+
+    Args:
+        fits: refuse early what the context cannot hold.
 
     Raises:
         ChatError, ApiError: the conversation cannot be expressed.
@@ -23,6 +29,9 @@ def render(service: Service, body: ChatFields) -> tuple[ChatFormat, Rendered]:
     if chat_format is None:
         raise invalid("this model has no chat format; use /v1/completions", "messages")
     messages = [_message(message) for message in body.messages]
+    if fits:
+        for message in body.messages:
+            _check_length(service, message)
     try:
         return chat_format, chat_format.render(messages, _options(service, body))
     except RecursionError:
@@ -33,6 +42,14 @@ def may_call(body: ChatFields) -> bool:
     """True if tool calls in the answer shall reach the client."""
     declared = bool(body.tools) or any(message.tools for message in body.messages)
     return declared and body.tool_choice != "none"
+
+
+def _check_length(service: Service, message: ChatMessage) -> None:
+    """Formats may leave out what an assistant said, and spaces around texts; nothing else."""
+    content = message.content or ""
+    if message.role != "assistant":
+        for text in [content] if isinstance(content, str) else [part.text for part in content]:
+            check_length(service, text.strip(), "messages")
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:

@@ -10,13 +10,21 @@ from typing import Any, Generic, TypeVar
 
 from kda_mla_kernels.sampling import SamplingParams
 
-from megakernel_serve.api.errors import as_api_error, invalid
+from megakernel_serve.api.errors import ApiError, as_api_error, invalid
 from megakernel_serve.api.schema import GenerationFields
 from megakernel_serve.api.service import Service
 from megakernel_serve.engine import EngineError, Finish, Request, RequestHandle
 from megakernel_serve.text import ChatAnswer, TextAnswer
 
-__all__ = ["Choice", "cancel_all", "engine_requests", "merged", "submit_all", "usage"]
+__all__ = [
+    "Choice",
+    "cancel_all",
+    "check_min_tokens",
+    "engine_requests",
+    "merged",
+    "submit_all",
+    "usage",
+]
 
 SomeAnswer = TypeVar("SomeAnswer", TextAnswer, ChatAnswer)
 
@@ -100,11 +108,7 @@ def engine_requests(
     if max_tokens is None:
         # With no room at all the engine is asked for one token, to refuse in its own words.
         max_tokens = max(1, room if default is None else min(default, room))
-    if (body.min_tokens or 0) > max_tokens:
-        raise invalid(
-            f"min_tokens={body.min_tokens} is above the {max_tokens} tokens to generate",
-            "min_tokens",
-        )
+    check_min_tokens(body, max_tokens)
     request = Request(
         prompt=prompt,
         max_tokens=max_tokens,
@@ -117,6 +121,15 @@ def engine_requests(
         replace(request, sampling=replace(request.sampling, seed=request.sampling.seed + choice))
         for choice in range(body.n or 1)
     ]
+
+
+def check_min_tokens(body: GenerationFields, max_tokens: int) -> None:
+    """Raises a 400 for more tokens at least than at most."""
+    if (body.min_tokens or 0) > max_tokens:
+        raise invalid(
+            f"min_tokens={body.min_tokens} is above the {max_tokens} tokens to generate",
+            "min_tokens",
+        )
 
 
 def submit_all(service: Service, requests: Sequence[Request], param: str) -> list[RequestHandle]:
@@ -203,10 +216,15 @@ def _sampling(service: Service, body: GenerationFields) -> SamplingParams:
         return getattr(generation, name) if given is None else given
 
     seed = defaults.get("seed") if body.seed is None else body.seed
-    return SamplingParams(
-        temperature=pick("temperature"),
-        top_k=max(0, pick("top_k")),
-        top_p=pick("top_p"),
-        min_p=pick("min_p"),
-        seed=secrets.randbits(64) if seed is None else seed,
-    )
+    try:
+        return SamplingParams(
+            temperature=pick("temperature"),
+            top_k=max(0, pick("top_k")),
+            top_p=pick("top_p"),
+            min_p=pick("min_p"),
+            seed=secrets.randbits(64) if seed is None else seed,
+        )
+    except ValueError as error:  # the request's values and the flags were checked already
+        raise ApiError(
+            500, f"the checkpoint's generation defaults are wrong: {error}", code="bad_defaults"
+        ) from None

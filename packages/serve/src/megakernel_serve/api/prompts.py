@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from tokenizers import Tokenizer
-
-from megakernel_serve.api.errors import invalid
+from megakernel_serve.api.errors import as_api_error, invalid
 from megakernel_serve.api.schema import MOST_CHOICES
+from megakernel_serve.api.service import Service
 
-__all__ = ["Prompt", "encode", "read_prompts"]
+__all__ = ["Prompt", "check_fits", "check_length", "encode", "read_prompts"]
 
 Prompt = str | list[int]
 
@@ -41,16 +41,49 @@ def read_prompts(value: Any) -> list[Prompt]:
     return value
 
 
-def encode(tokenizer: Tokenizer, prompt: Prompt) -> tuple[int, ...]:
+def encode(service: Service, prompt: Prompt) -> tuple[int, ...]:
     """Ids of a prompt.
 
     Raises:
-        ApiError: 400, if there are none.
+        ApiError: 400, if there are none, or if a text is so long that it cannot fit.
     """
-    ids = tuple(tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt)
+    if isinstance(prompt, str):
+        check_length(service, prompt, "prompt")
+    ids = _ids(service, prompt)
     if not ids:
         raise invalid("the prompt holds no tokens", "prompt")
     return ids
+
+
+def _ids(service: Service, prompt: Prompt) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        return tuple(service.loaded.tokenizer.encode(prompt).ids)
+    return tuple(prompt)
+
+
+def check_fits(
+    service: Service, ids: Sequence[int], max_tokens: int, stop_ids: Collection[int]
+) -> None:
+    """Raises a 400 for ids that the model does not know, or more of them than fit."""
+    try:
+        service.engine.check(ids, max_tokens, stop_ids)
+    except ValueError as error:
+        raise as_api_error(error) from None
+
+
+def check_length(service: Service, text: str, param: str) -> None:
+    """Raises a 400 for text that exceeds the context however it is cut into tokens.
+
+    Cheaper than cutting it: that takes a tokenizer many seconds for megabytes.
+    """
+    context = service.engine.model.info.max_context
+    if service.length_bound.exceeded(text, context):
+        raise invalid(
+            f"this model's context is {context} tokens, and the {len(text)} characters of the text"
+            f" cannot fit: no token has more than {service.length_bound.longest} bytes",
+            param,
+            "context_length_exceeded",
+        )
 
 
 def _are_ids(value: list[Any]) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 from megakernel_serve.api.errors import ApiError, unavailable
 from megakernel_serve.engine import Engine
 from megakernel_serve.loading import LoadedModel
+from megakernel_serve.text import LengthBound
 
 __all__ = ["Health", "Service", "ServiceConfig"]
 
@@ -56,6 +57,7 @@ class Service:
         self.config = config
         self.created = int(time.time())
         self.load_error: Exception | None = None
+        self.length_bound = LengthBound(None)
         self._loaded: tuple[LoadedModel, Engine] | None = None
         self._draining = False
         self._lock = threading.Lock()
@@ -81,6 +83,7 @@ class Service:
 
     def attach(self, loaded: LoadedModel, *, warm_up: bool = False) -> None:
         """Makes a loaded model available to requests, if asked for only after a first run."""
+        self.length_bound = LengthBound.of(loaded.tokenizer)
         engine = Engine(loaded.model, max_waiting=self.config.max_waiting)
         if warm_up:
             try:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -93,7 +94,7 @@ class Engine:
             EngineStoppedError: the engine is shutting down.
             EngineFailedError: the engine has lost its state for good.
         """
-        self._check(request)
+        self.check(request.prompt, request.max_tokens, request.stop_ids)
         handle = RequestHandle(request, self._leave)
         with self._changed:
             if self._phase == "failed":
@@ -108,13 +109,36 @@ class Engine:
             self._changed.notify_all()
         return handle
 
+    def check(self, prompt: Sequence[int], max_tokens: int, stop_ids: Collection[int] = ()) -> None:
+        """Whether a request fits the model; also for one that shall generate nothing.
+
+        Raises:
+            ContextLengthError, TokenIdError: see :meth:`submit`.
+        """
+        info = self.model.info
+        wanted = len(prompt) + max_tokens
+        if wanted > info.max_context:
+            raise ContextLengthError(
+                f"this model's context is {info.max_context} tokens, but {wanted} were requested"
+                f" ({len(prompt)} in the prompt and {max_tokens} to generate)"
+            )
+        for token in prompt:
+            if not 0 <= token < info.vocab_size:
+                raise TokenIdError("prompt", token, info.vocab_size)
+        for token in stop_ids:
+            if not 0 <= token < info.vocab_size:
+                raise TokenIdError("stop", token, info.vocab_size)
+
     def warm_up(self) -> None:
         """Runs two tokens, so that what is compiled at first use does not cost a real request.
+
+        In a context of two positions one token is all that fits.
 
         Raises:
             EngineError: the model failed.
         """
-        self.submit(Request((0,), 2, ignore_eos=True)).result()
+        tokens = min(2, self.model.info.max_context - 1)
+        self.submit(Request((0,), tokens, ignore_eos=True)).result()
 
     def status(self) -> EngineStatus:
         """What the engine is doing now."""
@@ -151,21 +175,6 @@ class Engine:
             waiting = list(self._waiting)
         for handle, _ in waiting:
             handle.delivery.fail(error)
-
-    def _check(self, request: Request) -> None:
-        info = self.model.info
-        wanted = len(request.prompt) + request.max_tokens
-        if wanted > info.max_context:
-            raise ContextLengthError(
-                f"this model's context is {info.max_context} tokens, but {wanted} were requested"
-                f" ({len(request.prompt)} in the prompt and {request.max_tokens} to generate)"
-            )
-        for token in request.prompt:
-            if not 0 <= token < info.vocab_size:
-                raise TokenIdError("prompt", token, info.vocab_size)
-        for token in request.stop_ids:
-            if not 0 <= token < info.vocab_size:
-                raise TokenIdError("stop", token, info.vocab_size)
 
     def _free_rows(self) -> int:
         """Rows that waiting requests will get at the next turn, and so do not really wait for."""

@@ -123,6 +123,8 @@ def test_generate_reads_a_pipe_and_settings_from_every_place(run, tmp_path):
 def test_more_devices_than_exist_is_an_error(run):
     done = run("info", CHECKPOINT, "--devices", "500", code=1)
     assert "--devices 500 asks for more than the" in error_line(done)
+    done = run("info", CHECKPOINT, "--devices", "100000", code=1)
+    assert error_line(done).endswith("that exist (a CPU is divided into at most 256)")
 
 
 def test_flags_that_would_do_nothing_are_refused(run):

@@ -105,6 +105,24 @@ BAD_CHATS = [
     ({"messages": [USER, {"role": "user"}]}, "messages[1]"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+        "messages[0].content[0].text",
+    ),
+    ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "messages[0].content[0].text",
+    ),
+    (
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}
+            ]
+        },
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    ({"messages": [USER], "tool_choice": 5}, "tool_choice"),
     ({"messages": [USER], "max_tokens": 0}, "max_tokens"),
     ({"messages": [USER], "max_completion_tokens": "x"}, "max_completion_tokens"),
     ({"messages": [USER], "tools": [{"type": "function"}]}, "tools[0].function"),
@@ -128,6 +146,12 @@ def test_a_bad_completion_request_names_its_field(api, body, param):
 @pytest.mark.parametrize(("body", "param"), BAD_CHATS)
 def test_a_bad_chat_request_names_its_field(api, body, param):
     assert error_of(api.post("/v1/chat/completions", body), 400)["param"] == param
+
+
+def test_a_value_of_no_legal_type_is_told_every_legal_one(api):
+    error = error_of(api.chat(tool_choice=5), 400)
+    wanted = "Input should be a valid string or Input should be a valid object"
+    assert error["message"] == f"tool_choice: {wanted}"
 
 
 def test_defaults_of_a_checkpoint_that_make_no_sense_are_told(api):

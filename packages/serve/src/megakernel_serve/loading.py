@@ -27,6 +27,10 @@ from megakernel_serve.settings import Layers, Settings
 __all__ = ["Choice", "LoadedModel", "choose", "load", "load_model"]
 
 
+MOST_VIRTUAL = 256
+"""Virtual devices that a CPU is divided into at most; each costs threads and memory."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """What to load with which package."""
@@ -173,9 +177,13 @@ def _package_of(checkpoint: str, revision: str | None) -> ModelPackage:
 
 def _devices(count: int) -> Sequence[jax.Device]:
     """The first ``count`` devices; a CPU is divided into virtual ones if jax has not started."""
-    with contextlib.suppress(RuntimeError):  # jax runs already; what it has is checked below
-        jax.config.update("jax_num_cpu_devices", count)
+    if count <= MOST_VIRTUAL:
+        with contextlib.suppress(RuntimeError):  # jax runs already; what it has is checked below
+            jax.config.update("jax_num_cpu_devices", count)
     found = jax.devices()
     if len(found) < count:
-        raise ConfigError(f"--devices {count} asks for more than the {len(found)} that exist")
+        divided = f" (a CPU is divided into at most {MOST_VIRTUAL})" if count > MOST_VIRTUAL else ""
+        raise ConfigError(
+            f"--devices {count} asks for more than the {len(found)} that exist{divided}"
+        )
     return found[:count]

@@ -7,6 +7,7 @@ import re
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
 from megakernel_serve.api.errors import ApiError, invalid
@@ -22,6 +23,7 @@ _SURROGATE = re.compile(
     r"|\\."
 )
 
+_OBJECT_TYPES = ("model_type", "model_attributes_type", "dict_type")
 _BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 
@@ -46,7 +48,7 @@ def validate(values: dict[str, Any], schema: type[Schema]) -> Schema:
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        raise _first_error(error) from None
+        raise _first_error(error, values) from None
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
@@ -91,13 +93,34 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _first_error(error: ValidationError) -> ApiError:
-    """The first complaint, with the path of the field as clients write it: ``messages[0].role``."""
-    first = error.errors(include_url=False)[0]
-    path = ""
-    for part in first["loc"]:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
-    message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    if first["type"] in _BOUNDS:
-        message += f", not {str(first['input'])[:40]}"
+def _first_error(error: ValidationError, values: dict[str, Any]) -> ApiError:
+    """The first complaint, with the path of the field as clients write it: ``messages[0].role``.
+
+    A value of several legal types has a complaint for each of them. The one that leads deepest
+    into the value belongs to the type that the client meant; of several, each is told.
+    """
+    placed = [(_path(one, values), one) for one in error.errors(include_url=False)]
+    first = placed[0][0]
+    path = max((path for path, _ in placed if path.startswith(first)), key=len)
+    message = " or ".join(dict.fromkeys(_message(one) for where, one in placed if where == path))
     return invalid(f"{path}: {message}" if path else message, path or None)
+
+
+def _path(error: ErrorDetails, values: Any) -> str:
+    """Where the fault lies in ``values``, without the names that pydantic gives to types."""
+    path, here = "", values
+    for part in error["loc"]:
+        if isinstance(part, int) and isinstance(here, list):
+            path, here = f"{path}[{part}]", here[part]
+        elif isinstance(here, dict) and (part in here or error["type"] == "missing"):
+            path, here = f"{path}.{part}" if path else str(part), here.get(part)
+    return path
+
+
+def _message(error: ErrorDetails) -> str:
+    if error["type"] in _OBJECT_TYPES:
+        return "Input should be a valid object"
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    if error["type"] in _BOUNDS:
+        message += f", not {str(error['input'])[:40]}"
+    return message

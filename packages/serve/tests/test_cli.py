@@ -147,6 +147,61 @@ def test_usage_errors_exit_with_2(run, tmp_path):
     assert "unknown key 'no_such'" in error_line(run("generate", "x", code=2))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        (("generate", "\udcff"), "the prompt is not valid UTF-8"),
+        (("chat", "--system", "\udcff"), "--system must be text in UTF-8"),
+        (("serve", "--api-key", "\udcff"), "--api-key must be a comma-separated list"),
+    ],
+)
+def test_arguments_that_are_not_utf8_are_refused(run, arguments, place):
+    assert place in error_line(run(*arguments, code=2))
+
+
+def test_input_that_is_not_utf8_is_refused(run):
+    assert "standard input is not valid" in error_line(run("generate", stdin="\udcff", code=2))
+    done = run("chat", "--model", CHECKPOINT, stdin="\udcff\n", code=2)
+    assert "standard input is not valid UTF-8" in error_line(done)
+
+
+def test_output_that_cannot_show_a_letter_is_told(run, monkeypatch):
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    for command in (["generate", "é"], ["chat"]):
+        monkeypatch.setattr(sys, "stdout", narrow)
+        done = run(*command, "--model", CHECKPOINT, stdin="/é\n", code=1)
+        assert r"standard output cannot show '\xe9': its encoding is ascii" in error_line(done)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("command", ["generate", "chat", "info"])
+def test_output_that_is_full_or_closed_is_told(run, monkeypatch, command):
+    prompt = ["tell"] if command == "generate" else []
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        done = run(command, *prompt, "--model", CHECKPOINT, stdin="tell\n", code=1)
+    assert "cannot write to standard output: No space left" in error_line(done)
+    monkeypatch.setattr(sys, "stdout", None)
+    closed = run(command, *prompt, "--model", CHECKPOINT, code=1)
+    assert "standard output is closed" in error_line(closed)
+
+
+def test_a_dotenv_that_no_environment_can_hold_is_refused(run, tmp_path):
+    for content in ("HF_HOME=a\0b\n", "'a=b'=c\n"):
+        (tmp_path / ".env").write_text(content)
+        assert ".env sets '" in error_line(run("info", CHECKPOINT, code=2))
+
+
+def test_variables_that_only_look_like_settings_are_told(run, tmp_path):
+    (tmp_path / ".env").write_text("MEGAKERNEL_ROW=1\n")
+    done = run("info", CHECKPOINT, MEGAKERNEL_SURPRISE="1", MEGAKERNEL_ROWS="2")
+    assert done.stderr.splitlines() == [
+        "megakernel: warning: MEGAKERNEL_ROW in .env is no setting of this program;"
+        " did you mean MEGAKERNEL_ROWS?",
+        "megakernel: warning: MEGAKERNEL_SURPRISE is no setting of this program",
+    ]
+
+
 def test_failures_exit_with_1_and_one_sentence(run, tmp_path):
     missing = run("generate", "x", "--model", tmp_path, code=1)
     assert "has no config.json" in error_line(missing)

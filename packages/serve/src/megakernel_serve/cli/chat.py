@@ -6,6 +6,9 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from megakernel_serve.cli.main import UsageError
+from megakernel_serve.cli.streams import output, utf8
+
 if TYPE_CHECKING:
     from kda_mla_kernels.chat import ChatEvent, ChatFormat, ChatOptions, Rendered
 
@@ -26,6 +29,7 @@ def run(invocation: Invocation) -> int:
     from megakernel_serve.engine import Engine
     from megakernel_serve.loading import choose, load
 
+    output()  # tells before anything is loaded that it is closed
     settings = invocation.settings
     loaded = load(choose(invocation), settings, progress=status.is_terminal)
     if loaded.chat_format is None:
@@ -58,7 +62,7 @@ class _Conversation:
 
         self._engine, self._format, self._options = engine, chat_format, options
         self._settings = invocation.settings
-        self._out = Console(highlight=False, markup=False, soft_wrap=True)
+        self._out = Console(file=output(), highlight=False, markup=False, soft_wrap=True)
         self._messages: list[dict[str, Any]] = []
         self._reset()
 
@@ -75,8 +79,12 @@ class _Conversation:
                 self._answer(line)
 
     def _read(self) -> str | None:
+        if sys.stdin is None:
+            return None
         try:
-            return input("> " if sys.stdin.isatty() else "").strip()
+            return utf8(input("> " if sys.stdin.isatty() else "").strip(), "standard input")
+        except UnicodeDecodeError:
+            raise UsageError("standard input is not valid UTF-8") from None
         except EOFError:
             return None
 

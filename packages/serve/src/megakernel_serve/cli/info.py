@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from megakernel_serve.cli.streams import output
+
 if TYPE_CHECKING:
     from kda_mla_kernels.model import Model
 
@@ -14,6 +16,7 @@ __all__ = ["run"]
 
 def run(invocation: Invocation) -> int:
     """Runs the command."""
+    out = output()
     from rich.console import Console
     from rich.table import Table
 
@@ -27,7 +30,8 @@ def run(invocation: Invocation) -> int:
     table.add_column(overflow="fold")
     for name, value in _lines(model):
         table.add_row(name, value)
-    Console(highlight=False).print(table)
+    Console(file=out, highlight=False).print(table)
+    out.flush()
     return 0
 
 

@@ -45,8 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     code = execute(argv)
     if any(thread.name.startswith("megakernel-") for thread in threading.enumerate()):
         # A thread deep inside a compiler or a device call does not survive the interpreter's end.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
         os._exit(code)
     return code
 
@@ -86,6 +87,9 @@ def _invocation(argv: Sequence[str] | None) -> Invocation:
             raise UsageError("give the model once: as MODEL or with --model")
         given["model"] = checkpoint
     layers = Layers.read(given, dict(os.environ), Path.cwd(), Path(config) if config else None)
+    for place, close in layers.unknown_variables():
+        hint = f"; did you mean {close}?" if close else ""
+        _tell(f"warning: {place} is no setting of this program{hint}")
     for name, value in layers.dotenv.items():  # HF_HOME and the like, for the libraries below
         os.environ.setdefault(name, value)
     settings = layers.resolve()
@@ -117,5 +121,10 @@ def _configure_logging(invocation: Invocation) -> None:
 
 def _complain(error: Exception, code: int) -> int:
     text = " ".join(str(error).split()) or type(error).__name__
-    print(f"megakernel: error: {text}", file=sys.stderr)
+    _tell(f"error: {text}")
     return code
+
+
+def _tell(text: str) -> None:
+    if sys.stderr is not None:  # print would then take standard output
+        print(f"megakernel: {text}", file=sys.stderr)

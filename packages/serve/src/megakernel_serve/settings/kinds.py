@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["SHARE", "SWITCH", "TEXT", "WORDS", "Kind", "number", "one_of", "whole_number"]
+__all__ = ["SHARE", "SWITCH", "TEXT", "UTF8", "WORDS", "Kind", "number", "one_of", "whole_number"]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,13 @@ def _switch(text: str) -> bool:
     return words[text.lower()]
 
 
+def _utf8(text: str) -> str:
+    text.encode()  # raises a ValueError for bytes that Python could not decode
+    return text
+
+
 def _words(text: str) -> tuple[str, ...]:
+    text = _utf8(text)
     words = tuple(word for word in (part.strip() for part in text.split(",")) if word)
     if not words:  # --api-key "$KEY" with an empty KEY must not open the server to everybody
         raise ValueError
@@ -88,3 +94,5 @@ SHARE = Kind(_share, "a number above 0, up to 1")
 SWITCH = Kind(_switch, "true or false", is_switch=True)
 WORDS = Kind(_words, "a comma-separated list", is_list=True)
 TEXT = Kind(str, "text")
+"""Also names of files, which may hold any bytes."""
+UTF8 = Kind(_utf8, "text in UTF-8")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ __all__ = ["CONFIG_NAME", "Layers", "SettingsError", "flag", "variable"]
 
 CONFIG_NAME = "megakernel.toml"
 VARIABLE_PREFIX = "MEGAKERNEL_"
+CONFIG_VARIABLE = "MEGAKERNEL_CONFIG"
 
 
 class SettingsError(ValueError):
@@ -58,17 +60,35 @@ class Layers:
         """Reads ``.env`` and the configuration file (by default ``folder/megakernel.toml``).
 
         Raises:
-            SettingsError: the named file is missing, is not TOML, or has an unknown key.
+            SettingsError: the named file is missing, is not TOML, or has an unknown key; or
+                ``.env`` is no text or holds what no environment can.
         """
         try:
             found = dotenv_values(folder / ".env", interpolate=False)
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"cannot read .env: {error}") from None
         dotenv = {name: value for name, value in found.items() if value is not None}
-        named = config or environment.get("MEGAKERNEL_CONFIG") or dotenv.get("MEGAKERNEL_CONFIG")
+        for name, value in dotenv.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise SettingsError(
+                    f".env sets {name!r} to {value[:40]!r}, which no environment variable can be:"
+                    " names have no '=', and nothing has NUL"
+                )
+        named = config or environment.get(CONFIG_VARIABLE) or dotenv.get(CONFIG_VARIABLE)
         path = Path(named) if named else folder / CONFIG_NAME
         values = _read_toml(path) if named or path.exists() else {}
         return cls(flags, environment, dotenv, values, str(path))
+
+    def unknown_variables(self) -> list[tuple[str, str | None]]:
+        """Places of variables that look like settings and are none, each with the closest name."""
+        known = [variable(option.name) for option in all_options()] + [CONFIG_VARIABLE]
+        names = {name: name for name in self.environment}
+        names = {name: f"{name} in .env" for name in self.dotenv} | names
+        return [
+            (place, next(iter(get_close_matches(name, known, 1, 0.8)), None))
+            for name, place in sorted(names.items())
+            if name.startswith(VARIABLE_PREFIX) and name not in known
+        ]
 
     def find_variable(self, name: str) -> tuple[str, str] | None:
         """A variable and its place, from the environment or ``.env``; empty counts as unset."""

@@ -10,6 +10,7 @@ from megakernel_serve.settings.kinds import (
     SHARE,
     SWITCH,
     TEXT,
+    UTF8,
     WORDS,
     Kind,
     number,
@@ -97,7 +98,7 @@ class Settings:
         metavar="P",
     )
     seed: int | None = _setting(None, SEED, "makes sampling repeatable", "sampling", metavar="N")
-    system: str | None = _setting(None, TEXT, "system message", "terminal", metavar="TEXT")
+    system: str | None = _setting(None, UTF8, "system message", "terminal", metavar="TEXT")
     thinking: bool | None = _setting(None, SWITCH, "let the model reason first", "chat")
     effort: str | None = _setting(
         None,

@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from kda_mla_kernels.errors import CheckpointError
-from kda_mla_kernels.sampling import Sampling, SamplingParams
 
 if TYPE_CHECKING:
     import jax
     from tokenizers import Tokenizer
 
     from kda_mla_kernels.chat import ChatFormat
+    from kda_mla_kernels.sampling import Sampling
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -121,6 +121,9 @@ class GenerationDefaults:
             kinds = int if name == "top_k" else (int, float)
             if isinstance(value, bool) or not isinstance(value, kinds):
                 raise CheckpointError(f"generation_config.json: {name} {value!r} must be a number")
+        # Here, so that a command line can look up packages without loading jax.
+        from kda_mla_kernels.sampling import SamplingParams
+
         try:
             SamplingParams(**values)
         except ValueError as error:

@@ -79,14 +79,19 @@ class LoadOptions:
                 f" {feature_layers!r} must be whole numbers"
             ) from None
 
-    def check_memory(self, layout: QwenLayout, devices: Sequence[jax.Device]) -> None:
+    def check_memory(
+        self, layout: QwenLayout, devices: Sequence[jax.Device], held: np.dtype
+    ) -> None:
         """Refuses a state that cannot fit, before weights are read.
+
+        Args:
+            held: dtype of the caches.
 
         Raises:
             ConfigError: naming rows and context, the bytes they need and the bytes there are.
         """
         slots = cache_slots(self.max_context)
-        shapes = cache_shapes(layout, self.max_rows, slots, self.numerics.activation)
+        shapes = cache_shapes(layout, self.max_rows, slots, held)
         sizes = [leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(shapes)]
         needed, there = sum(sizes) * _ranks_sharing(devices), _memory_bytes(devices[0])
         if there is not None and needed > there:

@@ -20,7 +20,7 @@ from megakernel_qwen.layout import QwenLayout, legal_ranks
 from megakernel_qwen.options import LoadOptions, choose_devices
 from megakernel_qwen.tensors import expected_tensors, text_prefix
 from megakernel_qwen.tokenizer import load_tokenizer
-from megakernel_qwen.weights import load_weights, matrix_dtype
+from megakernel_qwen.weights import held_dtype, load_weights
 from megakernel_qwen.xla.backend import MAX_CHUNK, QwenXla, cache_slots
 from megakernel_qwen.xla.forward import RANKS
 from megakernel_qwen.xla.mixers import Rank
@@ -83,7 +83,8 @@ def load(
         max_context=max_context,
         feature_layers=feature_layers,
     )
-    options.check_memory(layout, ranks)
+    held = held_dtype(options.numerics, ranks[0].platform)
+    options.check_memory(layout, ranks, held)
     tokenizer = load_tokenizer(opened.folder) if _has_tokenizer(opened) else None
     chat_format = QwenChatFormat(tokenizer, read_dialect(opened.folder)) if tokenizer else None
     stops = frozenset(config.eos_ids) | (chat_format.stop_ids if chat_format else frozenset())
@@ -96,7 +97,7 @@ def load(
         opened,
         layout,
         mesh,
-        matrix_dtype(options.numerics, ranks[0].platform),
+        held,
         stacked=small if stack_layers is None else stack_layers,
         track=_progress_bar(progress),
     )
@@ -118,7 +119,7 @@ def load(
         feature_layers=options.feature_layers,
     )
     slots = cache_slots(options.max_context)
-    rank = Rank(layout, options.numerics)
+    rank = Rank(layout, options.numerics, held)
     programs = Programs(rank, mesh, options.max_rows, slots, options.feature_layers)
     text_side = tokenizer.tokenizer if tokenizer else None
     return QwenXla(info, generation, chat_format, text_side, weights, programs)

@@ -28,8 +28,8 @@ __all__ = [
     "LayerWeights",
     "MlpWeights",
     "QwenWeights",
+    "held_dtype",
     "load_weights",
-    "matrix_dtype",
 ]
 
 STORED_DTYPES = ("bfloat16", "float16", "float32")
@@ -240,9 +240,12 @@ def _stack(layers: Sequence[LayerWeights]) -> LayerWeights:
     return jax.tree.map(lambda *xs: np.stack(xs), *layers)
 
 
-def matrix_dtype(numerics: Numerics, platform: str) -> np.dtype:
-    """The dtype that matrices are held in: the activations', but f32 on a CPU, whose bf16 products
-    are several times slower than its f32 ones and no more exact."""
+def held_dtype(numerics: Numerics, platform: str) -> np.dtype:
+    """The dtype that matrices and caches are held in: the activations', but f32 on a CPU.
+
+    There bf16 products are several times slower than f32 ones and no more exact, and XLA converts
+    a whole bf16 cache to f32 and back in order to write one token.
+    """
     return np.dtype(np.float32) if platform == "cpu" else numerics.activation
 
 
@@ -259,7 +262,7 @@ def load_weights(
 
     Args:
         mesh: one axis, ``layout.ranks`` devices in rank order.
-        dtype: of matrices and tables; see :func:`matrix_dtype`.
+        dtype: of matrices and tables; see :func:`held_dtype`.
         stacked: one entry per layer of a period, with the periods stacked, if there are several.
         track: wraps the loop over layers, to show progress.
 

@@ -57,15 +57,15 @@ class Records:
     """fields [Nl, M, ...]: token t of sequence s is entry s·T + t, the rest is padding"""
 
 
-def cache_shapes(layout: QwenLayout, rows: int, slots: int, activation: jnp.dtype) -> Caches:
+def cache_shapes(layout: QwenLayout, rows: int, slots: int, held: jnp.dtype) -> Caches:
     """Shapes and dtypes of one rank's caches, as a pytree of ``jax.ShapeDtypeStruct``."""
     config = layout.config
     linear, full = len(config.linear_layers), len(config.full_layers)
     dims = (config.linear_key_head_dim, config.linear_value_head_dim)
-    kv = jax.ShapeDtypeStruct((full, rows, layout.kv_heads, slots, config.head_dim), activation)
+    kv = jax.ShapeDtypeStruct((full, rows, layout.kv_heads, slots, config.head_dim), held)
     taps = config.linear_conv_kernel_dim
     return Caches(
-        tail=jax.ShapeDtypeStruct((linear, rows, taps - 1, layout.conv_channels), activation),
+        tail=jax.ShapeDtypeStruct((linear, rows, taps - 1, layout.conv_channels), held),
         delta=jax.ShapeDtypeStruct((linear, rows, layout.value_heads, *dims), jnp.float32),
         keys=kv,
         values=kv,

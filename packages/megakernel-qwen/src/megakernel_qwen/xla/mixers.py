@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from kda_mla_kernels import gdn, gqa, mlp, norm
 from kda_mla_kernels.numerics import Numerics
 
@@ -46,6 +47,8 @@ class Rank:
 
     layout: QwenLayout
     numerics: Numerics
+    held: np.dtype
+    """dtype that caches are held in, at least as wide as activations: see ``held_dtype``"""
 
 
 def split_columns(x: jax.Array, widths: tuple[int, ...]) -> list[jax.Array]:
@@ -124,13 +127,14 @@ def gated_delta_net(
     # only the delta rule sees sequences.
     caches = carry[0]
     tail = layer_rows(caches.tail, slot, batch.rows)
-    windows = batch.flat(gdn.token_windows(tail, batch.grid(mixed)))
+    fresh = batch.grid(mixed).astype(rank.held)
+    windows = batch.flat(gdn.token_windows(tail, fresh))
     channels = gdn.convolve(windows, weights.taps, numerics)
     dims = (config.linear_key_head_dim, config.linear_value_head_dim)
     q, k, v = gdn.split_heads(channels, layout.key_heads, dims[0], layout.value_heads, dims[1])
     log_decay, beta = gdn.gates(a, b, weights.a_log, weights.dt_bias, numerics)
     given = DeltaInput(
-        window=jnp.concatenate([tail, batch.grid(mixed)], axis=1),
+        window=jnp.concatenate([tail, fresh], axis=1),
         inputs=gdn.GdnInputs(q, k, v, log_decay, beta),
     )
     carry, out = memory(carry, slot, batch, given)
@@ -150,7 +154,7 @@ def _write(cache: jax.Array, slot: Slot, batch: Batch, fresh: jax.Array) -> jax.
     rows = jnp.arange(batch.shape[0]) if batch.rows is None else batch.rows
     # Tokens that are not live go to a position behind the cache, which drops them.
     positions = jnp.where(batch.live, batch.positions, cache.shape[3])
-    return cache.at[slot, rows[:, None], :, positions].set(fresh, mode="drop")
+    return cache.at[slot, rows[:, None], :, positions].set(fresh.astype(cache.dtype), mode="drop")
 
 
 def _fetch(caches: Caches, slot: Slot, rows: jax.Array, block: int) -> gqa.FetchKeys:

@@ -79,8 +79,7 @@ class Programs:
     def empty(self) -> Caches:
         """Zeroed caches, split over the ranks."""
         sharding = NamedSharding(self.mesh, PartitionSpec(RANKS))
-        activation = self.rank.numerics.activation
-        shapes = cache_shapes(self.rank.layout, self.rows, self.slots, activation)
+        shapes = cache_shapes(self.rank.layout, self.rows, self.slots, self.rank.held)
 
         def zeros() -> Caches:
             return jax.tree.map(lambda x: jnp.zeros((self.mesh.size, *x.shape), x.dtype), shapes)
@@ -139,9 +138,7 @@ class Programs:
         layers, heads = len(config.linear_layers), layout.value_heads
         window = config.linear_conv_kernel_dim - 1 + t
         return Records(
-            window=jnp.zeros(
-                (layers, s, window, layout.conv_channels), self.rank.numerics.activation
-            ),
+            window=jnp.zeros((layers, s, window, layout.conv_channels), self.rank.held),
             steps=DeltaStep(
                 decay=jnp.zeros((layers, self.rows, heads)),
                 key=jnp.zeros((layers, self.rows, heads, config.linear_key_head_dim)),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
 from megakernel_serve.api.errors import ApiError, invalid
@@ -106,7 +106,7 @@ def _first_error(error: ValidationError, values: dict[str, Any]) -> ApiError:
     return invalid(f"{path}: {message}" if path else message, path or None)
 
 
-def _path(error: ErrorDetails, values: Any) -> str:
+def _path(error: Mapping[str, Any], values: Any) -> str:
     """Where the fault lies in ``values``, without the names that pydantic gives to types."""
     path, here = "", values
     for part in error["loc"]:
@@ -117,7 +117,7 @@ def _path(error: ErrorDetails, values: Any) -> str:
     return path
 
 
-def _message(error: ErrorDetails) -> str:
+def _message(error: Mapping[str, Any]) -> str:
     if error["type"] in _OBJECT_TYPES:
         return "Input should be a valid object"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")

@@ -65,7 +65,11 @@ class Batch:
         return self.flat(jnp.broadcast_to(jnp.arange(s)[:, None], (s, t)))
 
     @property
+    def state_rows(self) -> jax.Array:
+        """i32 [S] row of the state that each sequence has."""
+        return jnp.arange(self.shape[0]) if self.rows is None else self.rows
+
+    @property
     def query_rows(self) -> jax.Array:
         """i32 [S'] row of the state whose keys a query sees."""
-        rows = jnp.arange(self.shape[0]) if self.rows is None else self.rows
-        return rows[self.owner] if self.alone else rows
+        return self.state_rows[self.owner] if self.alone else self.state_rows

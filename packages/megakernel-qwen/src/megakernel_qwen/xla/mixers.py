@@ -151,10 +151,11 @@ def gated_delta_net(
 
 def _write(cache: jax.Array, slot: Slot, batch: Batch, fresh: jax.Array) -> jax.Array:
     """Puts keys or values [S, T, G, D] of the live tokens at their positions."""
-    rows = jnp.arange(batch.shape[0]) if batch.rows is None else batch.rows
     # Tokens that are not live go to a position behind the cache, which drops them.
     positions = jnp.where(batch.live, batch.positions, cache.shape[3])
-    return cache.at[slot, rows[:, None], :, positions].set(fresh.astype(cache.dtype), mode="drop")
+    return cache.at[slot, batch.state_rows[:, None], :, positions].set(
+        fresh.astype(cache.dtype), mode="drop"
+    )
 
 
 def _fetch(caches: Caches, slot: Slot, rows: jax.Array, block: int) -> gqa.FetchKeys:

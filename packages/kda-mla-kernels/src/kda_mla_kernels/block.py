@@ -1,0 +1,59 @@
+"""Which tokens a decode kernel works on, and where their sequences stand.
+
+A call has S sequences of T tokens each: decoding is T = 1, a verify step has T > 1. Token t of
+sequence s is flat row ``s·T + t``. Everything that acts on one token alone sees all rows at once,
+padded with zero rows to whole sublanes; only the mixers see sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+__all__ = ["Block", "Where"]
+
+SUBLANES = 8
+"""Rows of a 32-bit tile. Padding to them costs nothing on a matrix unit, and makes a row's bits
+independent of how many rows a call has: every product has the same shape."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """The static shape of a call.
+
+    Raises:
+        ValueError: no sequences or no tokens.
+    """
+
+    sequences: int
+    tokens: int
+
+    def __post_init__(self) -> None:
+        if self.sequences < 1 or self.tokens < 1:
+            raise ValueError(
+                f"a block has at least one sequence of one token, not {self.sequences} of"
+                f" {self.tokens}"
+            )
+
+    @property
+    def rows(self) -> int:
+        """S·T, rows that hold a token."""
+        return self.sequences * self.tokens
+
+    @property
+    def padded(self) -> int:
+        """P, rows of every activation: whole sublanes."""
+        return -(-self.rows // SUBLANES) * SUBLANES
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Where:
+    """Scalars of the sequences: arrays outside a kernel, SMEM references inside."""
+
+    rows: Any
+    """i32 [S] row of the state that each sequence has"""
+    positions: Any
+    """i32 [S] position of the first token of each sequence"""

@@ -1,0 +1,135 @@
+"""Sizes of a gated delta net on one rank, what it reads, and how a record is laid out.
+
+Letters: S sequences, T tokens each, P rows padded to whole sublanes, R rows of the state, Nl
+layers, C convolution channels (queries, keys, values), W taps, Hk key heads, Hv value heads, K key
+dim, V value dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+__all__ = ["LANES", "GdnMemory", "GdnShape", "GdnVectors", "RecordLayout", "Span"]
+
+LANES = 128
+"""Lanes of a vector register; transfers and loads of whole lanes need no shuffling."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Columns ``start .. start + size`` of a row, padded with zeros up to ``stop``."""
+
+    start: int
+    size: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + -(-self.size // LANES) * LANES
+
+    @property
+    def columns(self) -> slice:
+        """The columns that hold something."""
+        return slice(self.start, self.start + self.size)
+
+
+@dataclass(frozen=True)
+class RecordLayout:
+    """Where the parts of a token's record stand: ``S <- decay · S + key ⊗ update``."""
+
+    inputs: Span
+    """C convolution inputs"""
+    key: Span
+    """Hk·K, unit length"""
+    update: Span
+    """Hv·V"""
+    decay: Span
+    """Hv"""
+
+
+@dataclass(frozen=True)
+class GdnShape:
+    """Heads and widths of one rank's share.
+
+    Raises:
+        ValueError: a size below one, fewer than two taps, or value heads that key heads do not
+            divide.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+
+    def __post_init__(self) -> None:
+        if min(self.key_heads, self.value_heads, self.key_dim, self.value_dim) < 1:
+            raise ValueError(f"heads and dims must be at least 1: {self}")
+        if self.value_heads % self.key_heads:
+            raise ValueError(
+                f"{self.value_heads} value heads cannot share {self.key_heads} key heads evenly;"
+                " the first must be a multiple of the second"
+            )
+        if self.taps < 2:
+            raise ValueError(f"a short convolution has at least 2 taps, not {self.taps}")
+
+    @property
+    def group(self) -> int:
+        """Value heads that read one key head."""
+        return self.value_heads // self.key_heads
+
+    @property
+    def key_width(self) -> int:
+        """Hk·K."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_width(self) -> int:
+        """Hv·V."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """C: queries, keys and values."""
+        return 2 * self.key_width + self.value_width
+
+    @property
+    def record(self) -> RecordLayout:
+        """The parts of a record, each padded to whole lanes."""
+        spans: list[Span] = []
+        for size in (self.channels, self.key_width, self.value_width, self.value_heads):
+            spans.append(Span(spans[-1].stop if spans else 0, size))
+        return RecordLayout(*spans)
+
+    @property
+    def record_width(self) -> int:
+        """Columns of a record."""
+        return self.record.decay.stop
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class GdnVectors:
+    """Small weights of all layers: arrays outside a kernel, VMEM references inside."""
+
+    taps: Any
+    """f32 [Nl, W, C], the last tap multiplies the current token"""
+    a_log: Any
+    """f32 [Nl, 1, Hv]"""
+    dt_bias: Any
+    """f32 [Nl, 1, Hv]"""
+    norm: Any
+    """f32 [Nl, 1, V]"""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class GdnMemory:
+    """What sequences leave behind: arrays outside a kernel, HBM references inside."""
+
+    tail: Any
+    """[Nl, R, W-1, C] the last convolution inputs, oldest first, in the held dtype"""
+    delta: Any
+    """f32 [Nl, R, Hv, K, V]"""

@@ -38,7 +38,8 @@ def blocked(q, k, v, positions, numerics):
     block = min(KEY_BLOCK, k.shape[2])
 
     def fetch(start):
-        return tuple(jax.lax.dynamic_slice_in_dim(x, start, block, axis=2) for x in (k, v))
+        keys, values = (jax.lax.dynamic_slice_in_dim(x, start, block, axis=2) for x in (k, v))
+        return jnp.swapaxes(keys, 2, 3), values
 
     return blocked_attention(q, fetch, positions, numerics, block)
 

@@ -103,7 +103,7 @@ def row_state(state, row, positions):
     kept = {
         "tail": caches.tail[:, :, row],
         "delta": caches.delta[:, :, row],
-        "keys": caches.keys[:, :, row, :, :positions],
+        "keys": caches.keys[:, :, row, ..., :positions],
         "values": caches.values[:, :, row, :, :positions],
     }
     return {name: np.asarray(part) for name, part in kept.items()}

@@ -35,9 +35,10 @@ def blocked_attention(
 
     Args:
         q: [S, T, H, D].
-        fetch: ``fetch(start)`` gives keys and values [S, G, block, D] of the slots from ``start``
-            (traced i32, a multiple of ``block``) on. The cache stays where it is: only blocks that
-            some query sees are read.
+        fetch: ``fetch(start)`` gives keys [S, G, D, block] and values [S, G, block, D] of the
+            slots from ``start`` (traced i32, a multiple of ``block``) on. The cache stays where it
+            is: only blocks that some query sees are read. Keys are columns, as a matrix unit takes
+            them without turning them around.
         positions: i32 [S, T].
 
     Returns:

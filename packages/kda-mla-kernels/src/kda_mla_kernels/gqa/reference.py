@@ -18,8 +18,8 @@ __all__ = ["heads_last", "output_gate", "plain_attention", "scores", "weighted"]
 
 
 def scores(q: jax.Array, k: jax.Array, numerics: Numerics) -> jax.Array:
-    """``q [S,T,G,H/G,D] · k [S,G,L,D] / sqrt(D)`` -> f32 [S,G,H/G,T,L]."""
-    return numerics.einsum("stghd,sgld->sghtl", q, k) * q.shape[-1] ** -0.5
+    """``q [S,T,G,H/G,D] · k [S,G,D,L] / sqrt(D)`` -> f32 [S,G,H/G,T,L]."""
+    return numerics.einsum("stghd,sgdl->sghtl", q, k) * q.shape[-1] ** -0.5
 
 
 def weighted(p: jax.Array, v: jax.Array, numerics: Numerics) -> jax.Array:
@@ -51,7 +51,8 @@ def plain_attention(
     s, t, h, d = q.shape
     g = k.shape[1]
     visible = jnp.arange(k.shape[2]) <= positions[:, None, None, :, None]
-    seen = jnp.where(visible, scores(q.reshape(s, t, g, h // g, d), k, numerics), -jnp.inf)
+    columns = jnp.swapaxes(k, 2, 3)
+    seen = jnp.where(visible, scores(q.reshape(s, t, g, h // g, d), columns, numerics), -jnp.inf)
     p = numerics.round(jnp.exp(seen - jnp.max(seen, axis=-1, keepdims=True)))
     total = jnp.sum(p.astype(jnp.float32), axis=-1, keepdims=True)
     return heads_last(weighted(p, v, numerics) / total, numerics)

@@ -174,7 +174,7 @@ class QwenXla:
             raise ValueError("this state was consumed by an earlier call; use what that returned")
         programs = self.programs
         expected = (programs.mesh.size, programs.rows, programs.slots)
-        found = (state.caches.keys.shape[0], *state.caches.keys.shape[2:5:2])
+        found = (state.caches.keys.shape[0], state.caches.keys.shape[2], state.caches.slots)
         if found != expected:
             raise ValueError(
                 f"this state has ranks, rows and slots {found}; the model has {expected}"
@@ -186,8 +186,8 @@ class QwenXla:
 
         fits = isinstance(snap, Caches) and (
             snap.delta.shape == row_shape(state.caches.delta)
-            and snap.keys.shape[:3] == row_shape(state.caches.keys)[:3]
-            and snap.keys.shape[3] <= self.programs.slots
+            and snap.keys.shape[:-1] == row_shape(state.caches.keys)[:-1]
+            and snap.slots <= self.programs.slots
         )
         if not fits:
             raise ValueError(

@@ -28,9 +28,14 @@ class Caches:
     delta: Any
     """f32 [Nl, R, Hv, K, V] recurrent states"""
     keys: Any
-    """[Nf, R, G, L, D] normed and rotated"""
+    """[Nf, R, G, D, L] normed and rotated, as columns"""
     values: Any
     """[Nf, R, G, L, D]"""
+
+    @property
+    def slots(self) -> int:
+        """L, of one rank's caches and of all ranks' alike."""
+        return self.keys.shape[-1]
 
     def put(self, slot: jax.Array | int, rows: jax.Array | None, **parts: jax.Array) -> Caches:
         """Writes one layer's ``tail`` or ``delta`` of some rows back (None: all rows)."""
@@ -62,13 +67,13 @@ def cache_shapes(layout: QwenLayout, rows: int, slots: int, held: jnp.dtype) -> 
     config = layout.config
     linear, full = len(config.linear_layers), len(config.full_layers)
     dims = (config.linear_key_head_dim, config.linear_value_head_dim)
-    kv = jax.ShapeDtypeStruct((full, rows, layout.kv_heads, slots, config.head_dim), held)
+    lead, dim = (full, rows, layout.kv_heads), config.head_dim
     taps = config.linear_conv_kernel_dim
     return Caches(
         tail=jax.ShapeDtypeStruct((linear, rows, taps - 1, layout.conv_channels), held),
         delta=jax.ShapeDtypeStruct((linear, rows, layout.value_heads, *dims), jnp.float32),
-        keys=kv,
-        values=kv,
+        keys=jax.ShapeDtypeStruct((*lead, dim, slots), held),
+        values=jax.ShapeDtypeStruct((*lead, slots, dim), held),
     )
 
 

@@ -149,24 +149,30 @@ def gated_delta_net(
     return numerics.dot(gated.reshape(-1, layout.value_width), weights.out_proj), carry
 
 
-def _write(cache: jax.Array, slot: Slot, batch: Batch, fresh: jax.Array) -> jax.Array:
-    """Puts keys or values [S, T, G, D] of the live tokens at their positions."""
+def _write(caches: Caches, slot: Slot, batch: Batch, k: jax.Array, v: jax.Array) -> Caches:
+    """Puts keys and values [S, T, G, D] of the live tokens at their positions."""
     # Tokens that are not live go to a position behind the cache, which drops them.
-    positions = jnp.where(batch.live, batch.positions, cache.shape[3])
-    return cache.at[slot, batch.state_rows[:, None], :, positions].set(
-        fresh.astype(cache.dtype), mode="drop"
+    positions = jnp.where(batch.live, batch.positions, caches.slots)
+    rows = batch.state_rows[:, None]
+    keys = caches.keys.at[slot, rows, :, :, positions]
+    values = caches.values.at[slot, rows, :, positions]
+    return replace(
+        caches,
+        keys=keys.set(k.astype(caches.keys.dtype), mode="drop"),
+        values=values.set(v.astype(caches.values.dtype), mode="drop"),
     )
 
 
 def _fetch(caches: Caches, slot: Slot, rows: jax.Array, block: int) -> gqa.FetchKeys:
-    """A reader of key and value blocks [S, G, block, D] that leaves the cache where it is."""
+    """A reader of key and value blocks that leaves the cache where it is."""
 
     def fetch(start: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-        def read(cache: jax.Array) -> jax.Array:
-            shape = (1, *cache.shape[1:3], block, cache.shape[4])
-            return jax.lax.dynamic_slice(cache, (slot, 0, 0, start, 0), shape)[0, rows]
+        def read(cache: jax.Array, axis: int) -> jax.Array:
+            starts, sizes = [slot, 0, 0, 0, 0], [1, *cache.shape[1:]]
+            starts[axis], sizes[axis] = start, block
+            return jax.lax.dynamic_slice(cache, starts, sizes)[0, rows]
 
-        return read(caches.keys), read(caches.values)
+        return read(caches.keys, 4), read(caches.values, 3)
 
     return fetch
 
@@ -186,12 +192,8 @@ def gated_attention(
     q, k = gqa.apply_rotary(q, angles, numerics), gqa.apply_rotary(k, angles, numerics)
 
     caches, records = carry
-    caches = replace(
-        caches,
-        keys=_write(caches.keys, slot, batch, batch.grid(k)),
-        values=_write(caches.values, slot, batch, batch.grid(v)),
-    )
-    block = min(gqa.KEY_BLOCK, caches.keys.shape[3])
+    caches = _write(caches, slot, batch, batch.grid(k), batch.grid(v))
+    block = min(gqa.KEY_BLOCK, caches.slots)
     fetch = _fetch(caches, slot, batch.query_rows, block)
     positions = batch.queries(batch.flat(batch.positions))
     out = gqa.blocked_attention(batch.queries(q), fetch, positions, numerics, block)

@@ -25,16 +25,15 @@ def reset_row(caches: Caches, row: jax.Array) -> Caches:
 def take_row(caches: Caches, row: jax.Array, slots: int) -> Caches:
     """A copy of one row (without the row axis), with its first ``slots`` keys and values."""
     one = jax.tree.map(lambda part: part[:, :, row], caches)
-    return Caches(one.tail, one.delta, one.keys[:, :, :, :slots], one.values[:, :, :, :slots])
+    return Caches(one.tail, one.delta, one.keys[..., :slots], one.values[..., :slots, :])
 
 
 @partial(jax.jit, donate_argnums=0)
 def put_row(caches: Caches, row: jax.Array, copy: Caches) -> Caches:
     """Writes what :func:`take_row` took into a row."""
-    slots = copy.keys.shape[3]
     return Caches(
         tail=caches.tail.at[:, :, row].set(copy.tail),
         delta=caches.delta.at[:, :, row].set(copy.delta),
-        keys=caches.keys.at[:, :, row, :, :slots].set(copy.keys),
-        values=caches.values.at[:, :, row, :, :slots].set(copy.values),
+        keys=caches.keys.at[:, :, row, :, :, : copy.slots].set(copy.keys),
+        values=caches.values.at[:, :, row, :, : copy.slots].set(copy.values),
     )

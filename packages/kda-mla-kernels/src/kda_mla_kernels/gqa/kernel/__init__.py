@@ -3,6 +3,7 @@
 The stage reads the cache and returns records; the commit writes the accepted ones into the cache.
 """
 
+from kda_mla_kernels.gqa.kernel.commit import KeyValueCommit, commit_keys
 from kda_mla_kernels.gqa.kernel.shape import GqaMemory, GqaShape, GqaVectors
 from kda_mla_kernels.gqa.kernel.stage import Attention
 from kda_mla_kernels.gqa.kernel.tiles import default_tile
@@ -12,5 +13,7 @@ __all__ = [
     "GqaMemory",
     "GqaShape",
     "GqaVectors",
+    "KeyValueCommit",
+    "commit_keys",
     "default_tile",
 ]

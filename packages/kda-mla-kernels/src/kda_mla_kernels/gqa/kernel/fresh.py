@@ -23,10 +23,10 @@ __all__ = ["Fresh", "FreshTokens"]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Fresh:
-    """VMEM that holds a block's keys and values, in the held values but f32."""
+    """VMEM that holds a block's keys and values."""
 
     keys: Any
-    """f32 [G, D, 128]: row r of the block is lane r"""
+    """i32 [G, D·bytes/4, 128], held values packed along D: row r of the block is lane r"""
     values: Any
     """f32 [S, T up to whole sublanes, G·D]"""
 
@@ -35,12 +35,16 @@ class Fresh:
 class FreshTokens:
     """Keeps a block's keys and values, and patches them into groups of slots.
 
+    Keys are kept and patched as 32-bit words of all that a word holds along D: lanes rotate in
+    words only, and there are half as many.
+
     Raises:
         ValueError: a block of more than 128 rows.
     """
 
     shape: GqaShape
     block: Block
+    held: jnp.dtype
 
     def __post_init__(self) -> None:
         if self.block.padded > LANES:
@@ -51,15 +55,20 @@ class FreshTokens:
         shape, block = self.shape, self.block
         rows = -(-block.tokens // SUBLANES) * SUBLANES
         return Fresh(
-            pltpu.VMEM((shape.kv_heads, shape.head_dim, LANES), jnp.float32),
+            pltpu.VMEM((shape.kv_heads, self._words, LANES), jnp.int32),
             pltpu.VMEM((block.sequences, rows, shape.key_width), jnp.float32),
         )
+
+    @property
+    def _words(self) -> int:
+        return self.shape.head_dim * self.held.itemsize // 4
 
     def fill(self, fresh: Fresh, keys: jax.Array, values: jax.Array) -> None:
         """Takes the block's keys and values, f32 [P, G·D] each."""
         shape, tokens = self.shape, self.block.tokens
         columns = jnp.pad(keys, ((0, LANES - keys.shape[0]), (0, 0))).T
-        fresh.keys[...] = columns.reshape(shape.kv_heads, shape.head_dim, LANES)
+        words = pltpu.bitcast(columns.astype(self.held), jnp.int32)
+        fresh.keys[...] = words.reshape(shape.kv_heads, self._words, LANES)
         for s in range(self.block.sequences):
             fresh.values[s, :tokens, :] = values[s * tokens : (s + 1) * tokens]
 
@@ -72,13 +81,14 @@ class FreshTokens:
                 how many tokens.
         """
         first, count = run
-        old = group[...]
+        heads, dim, size = group.shape
+        old = pltpu.bitcast(group[...].reshape(heads * dim, size), jnp.int32)
         # Two's complement makes the mask a remainder for negative shifts too.
         shift = (first - s * self.block.tokens) & (LANES - 1)
-        new = pltpu.roll(fresh.keys[...], shift, 2)[:, :, : old.shape[2]]
-        token = jax.lax.broadcasted_iota(jnp.int32, new.shape, 2) - first
-        patched = jnp.where((token >= 0) & (token < count), new, old.astype(jnp.float32))
-        group[...] = patched.astype(old.dtype)
+        new = pltpu.roll(fresh.keys[...].reshape(old.shape[0], LANES), shift, 1)[:, :size]
+        token = jax.lax.broadcasted_iota(jnp.int32, old.shape, 1) - first
+        patched = jnp.where((token >= 0) & (token < count), new, old)
+        group[...] = pltpu.bitcast(patched, group.dtype).reshape(group.shape)
 
     def patch_values(self, group: Any, fresh: Fresh, s: Any, run: tuple[Any, Any]) -> None:
         """Puts the first tokens of sequence s into a group of value slots.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +16,14 @@ UNSEEN = -0.7 * float(jnp.finfo(jnp.float32).max)
 
 
 class Running(NamedTuple):
-    """What the tiles so far amount to, for the N queries of a key/value head."""
+    """What the tiles so far amount to, for the N queries of each key/value head, head-major."""
 
     top: jax.Array
-    """f32 [N, 1] largest score"""
+    """f32 [G·N, 1] largest score"""
     total: jax.Array
-    """f32 [N, 1] sum of weights relative to it"""
+    """f32 [G·N, 1] sum of weights relative to it"""
     out: jax.Array
-    """f32 [N, D] weighted sum of values"""
+    """f32 [G·N, D] weighted sum of values"""
 
     @classmethod
     def empty(cls, rows: int, dim: int) -> Running:
@@ -33,22 +33,25 @@ class Running(NamedTuple):
 
 
 def attend(
-    running: Running,
-    q: jax.Array,
-    tile: tuple[jax.Array, jax.Array],
-    visible: jax.Array,
-    numerics: Numerics,
+    running: Running, q: jax.Array, tile: tuple[Any, Any], visible: jax.Array, numerics: Numerics
 ) -> Running:
     """Adds a tile. A query that sees nothing of it keeps its bits, if it has seen a slot before.
 
+    Heads go side by side through each phase, so that their products follow each other without
+    waiting for one head's softmax.
+
     Args:
-        q: [N, D]. tile: keys [D, K] and values [K, D]. visible: bool [N, K].
+        q: [G, N, D] in the activation dtype.
+        tile: references or arrays, keys [G, D, K] and values [G, K, D].
+        visible: bool [N, K].
     """
     keys, values = tile
-    scores = numerics.dot(q, keys) * q.shape[-1] ** -0.5
-    seen = jnp.where(visible, scores, UNSEEN)
+    heads, n, dim = q.shape
+    scores = [numerics.dot(q[g], keys[g]) * dim**-0.5 for g in range(heads)]
+    seen = jnp.concatenate([jnp.where(visible, x, UNSEEN) for x in scores])
     top = jnp.maximum(running.top, jnp.max(seen, axis=-1, keepdims=True))
     p = numerics.round(jnp.exp(seen - top))
     keep = jnp.exp(running.top - top)
     total = running.total * keep + jnp.sum(p.astype(jnp.float32), axis=-1, keepdims=True)
-    return Running(top, total, running.out * keep + numerics.dot(p, values))
+    added = [numerics.dot(p[g * n : (g + 1) * n], values[g]) for g in range(heads)]
+    return Running(top, total, running.out * keep + jnp.concatenate(added))

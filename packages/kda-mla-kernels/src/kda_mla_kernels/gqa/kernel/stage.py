@@ -113,10 +113,11 @@ class Attention:
         """
         width, shape = self.shape.query_width, self.shape
         angles = wide_angles(shape, row_positions(self.block, where.positions), self.numerics)
-        q = projected[:, :width].astype(jnp.float32)
+        rows = self.block.rows
+        q = projected[:, :width].astype(jnp.float32)[:rows]
         # Reshaped in f32: 16-bit rows would have to be taken apart first.
-        q = q.reshape(self.block.padded, shape.query_heads, shape.head_dim)
-        turned = tuple(angle[:, None, :] for angle in angles)
+        q = q.reshape(rows, shape.query_heads, shape.head_dim)
+        turned = angles[0][:rows, None, :], angles[1][:rows, None, :]
         scratch.sweep.heads[...] = self._normed_and_turned(q, vectors.q_gain[layer], turned)
 
         @pl.when(layer > 0)
@@ -144,15 +145,13 @@ class Attention:
         return pltpu.make_async_copy(scratch.record, records.at[layer], scratch.stored)
 
     def _normed_and_turned(
-        self, x: jax.Array, gain: jax.Array, angles: tuple[jax.Array, ...]
+        self, x: jax.Array, gain: jax.Array, angles: tuple[jax.Array, jax.Array]
     ) -> jax.Array:
         """f32 [..., D] to rounded values in f32."""
         normed = rms_norm(x, gain, self.eps, self.numerics).astype(jnp.float32)
         return turn(normed, angles, self.shape.rotary_dim, self.numerics)
 
     def _gated(self, heads: jax.Array, gate: jax.Array) -> jax.Array:
-        out = self.numerics.round(heads.reshape(self.block.padded, self.shape.query_width))
-        gated = output_gate(out, gate, self.numerics)
-        # Rows of no token still hold their queries.
-        row = jax.lax.broadcasted_iota(jnp.int32, (self.block.padded, 1), 0)
-        return jnp.where(row < self.block.rows, gated, jnp.zeros_like(gated))
+        out = heads.reshape(self.block.rows, self.shape.query_width)
+        out = jnp.pad(out, ((0, self.block.padded - self.block.rows), (0, 0)))
+        return output_gate(self.numerics.round(out), gate, self.numerics)

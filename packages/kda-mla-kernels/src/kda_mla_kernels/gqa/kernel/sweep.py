@@ -38,7 +38,7 @@ class SweepScratch:
     values: Any
     """held [2, G, K, D]"""
     heads: Any
-    """f32 [P, H, D] queries, which their results replace sequence by sequence"""
+    """f32 [S·T, H, D] queries, which their results replace sequence by sequence"""
     fresh: Fresh
     loads: Any
     """DMA semaphores [2, 2]: buffer; keys or values"""
@@ -83,7 +83,7 @@ class Sweep:
     @property
     def fresh(self) -> FreshTokens:
         """The block's own tokens."""
-        return FreshTokens(self.shape, self.block)
+        return FreshTokens(self.shape, self.block, self.held)
 
     def scratch(self) -> SweepScratch:
         """Shapes of the scratch."""
@@ -91,7 +91,7 @@ class Sweep:
         return SweepScratch(
             keys=pltpu.VMEM((2, shape.kv_heads, shape.head_dim, self.tile), self.held),
             values=pltpu.VMEM((2, shape.kv_heads, self.tile, shape.head_dim), self.held),
-            heads=pltpu.VMEM((self.block.padded, shape.query_heads, shape.head_dim), jnp.float32),
+            heads=pltpu.VMEM((self.block.rows, shape.query_heads, shape.head_dim), jnp.float32),
             fresh=self.fresh.scratch(),
             loads=pltpu.SemaphoreType.DMA((2, 2)),
         )
@@ -121,7 +121,7 @@ class Sweep:
         last = lax.div(end - 1, self.tile)
         queries = self._queries(scratch, s)
 
-        def step(index: jax.Array, carry: tuple[Running, ...]) -> tuple[Running, ...]:
+        def step(index: jax.Array, running: Running) -> Running:
             buffer = lax.rem(taken + index, 2)
             self._start_next(scratch, source, (s, index, last), 1 - buffer)
             self._wait(scratch, source, buffer)
@@ -131,12 +131,13 @@ class Sweep:
             def _() -> None:
                 self._patch(scratch, buffer, s, (position, first))
 
-            return self._attend(scratch, buffer, first, queries, carry)
+            tile = scratch.keys.at[buffer], scratch.values.at[buffer]
+            visible = self._visible(queries.shape[1], first)
+            return attend(running, queries, tile, visible, self.numerics)
 
-        rows = queries[0].shape[0]
-        empty = tuple(Running.empty(rows, self.shape.head_dim) for _ in queries)
-        results = lax.fori_loop(0, last + 1, step, empty)
-        self._keep(scratch, s, [running.out / running.total for running in results])
+        heads, rows, dim = queries.shape
+        running = lax.fori_loop(0, last + 1, step, Running.empty(heads * rows, dim))
+        self._keep(scratch, s, (running.out / running.total).reshape(queries.shape))
         return taken + last + 1
 
     def _copies(
@@ -191,56 +192,48 @@ class Sweep:
             (2, 1),
             groups_of(self.block.tokens, self.slots),
         ):
-            # The size of a group divides the tile, so a group is in one tile.
             start = first - lax.rem(position, groups.size)
             for number in range(groups.count):
                 at = start + number * groups.size
 
-                @pl.when((at >= 0) & (at < jnp.minimum(first + self.block.tokens, self.tile)))
-                def _(patch=patch, tile=tile, axis=axis, groups=groups, at=at) -> None:
+                def put(patch=patch, tile=tile, axis=axis, groups=groups, at=at) -> None:
                     run = pl.ds(pl.multiple_of(at, groups.size), groups.size)
                     group = tile.at[(slice(None),) * axis + (run,)]
                     patch(group, scratch.fresh, s, (first - at, self.block.tokens))
 
-    def _attend(
-        self,
-        scratch: SweepScratch,
-        buffer: Any,
-        first: jax.Array,
-        queries: list[jax.Array],
-        carry: tuple[Running, ...],
-    ) -> tuple[Running, ...]:
-        shape = queries[0].shape[0], self.tile
-        row = lax.broadcasted_iota(jnp.int32, (shape[0], 1), 0)
-        token = sum(
-            ((row >= t * self.shape.group).astype(jnp.int32) for t in range(1, self.block.tokens)),
-            start=jnp.zeros_like(row),
-        )
-        visible = lax.broadcasted_iota(jnp.int32, shape, 1) <= first + token
-        return tuple(
-            attend(running, q, (scratch.keys[buffer, g], scratch.values[buffer, g]), visible, n)
-            for n in [self.numerics]
-            for g, (running, q) in enumerate(zip(carry, queries))
-        )
+                # The size of a group divides the tile, so a group is in one tile; and if there
+                # can be one group only, the tile with token 0 has it.
+                if groups.count == 1:
+                    put()
+                else:
+                    end = jnp.minimum(first + self.block.tokens, self.tile)
+                    pl.when((at >= 0) & (at < end))(put)
 
-    def _queries(self, scratch: SweepScratch, s: jax.Array) -> list[jax.Array]:
-        """Queries of each key/value head, [N, D]: ordered by token, then head, padded by zeros."""
+    def _visible(self, rows: int, first: jax.Array) -> jax.Array:
+        """bool [N, K]: whether a query sees a slot; token 0 is at slot ``first`` of the tile."""
+        row = lax.broadcasted_iota(jnp.int32, (rows, 1), 0)
+        token = jnp.zeros_like(row)
+        for t in range(1, self.block.tokens):
+            token += (row >= t * self.shape.group).astype(jnp.int32)
+        return lax.broadcasted_iota(jnp.int32, (rows, self.tile), 1) <= first + token
+
+    def _queries(self, scratch: SweepScratch, s: jax.Array) -> jax.Array:
+        """Rounded [G, N, D]: by key/value head, then token, then head; padded by zeros."""
         shape, tokens = self.shape, self.block.tokens
         x = scratch.heads[pl.ds(s * tokens, tokens)]
         used = tokens * shape.group
-        padding = jnp.zeros((-used % SUBLANES, shape.head_dim), jnp.float32)
 
         def of_head(g: int) -> jax.Array:
             rows = [x[t, g * shape.group : (g + 1) * shape.group] for t in range(tokens)]
-            return self.numerics.round(jnp.concatenate([*rows, padding]))
+            return jnp.pad(jnp.concatenate(rows), ((0, -used % SUBLANES), (0, 0)))
 
-        return [of_head(g) for g in range(shape.kv_heads)]
+        return self.numerics.round(jnp.stack([of_head(g) for g in range(shape.kv_heads)]))
 
-    def _keep(self, scratch: SweepScratch, s: jax.Array, results: list[jax.Array]) -> None:
-        """The inverse of ``_queries``."""
+    def _keep(self, scratch: SweepScratch, s: jax.Array, out: jax.Array) -> None:
+        """The inverse of ``_queries``, for results f32 [G, N, D]."""
         tokens, group = self.block.tokens, self.shape.group
         rows = [
-            jnp.concatenate([x[t * group : (t + 1) * group] for x in results])
+            jnp.concatenate([head[t * group : (t + 1) * group] for head in out])
             for t in range(tokens)
         ]
         scratch.heads[pl.ds(s * tokens, tokens)] = jnp.stack(rows)

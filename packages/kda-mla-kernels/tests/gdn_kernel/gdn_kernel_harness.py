@@ -1,7 +1,7 @@
 """A kernel of nothing but gated delta nets, with random layers: the stage and its commit."""
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from kda_mla_kernels import gdn, norm
-from kda_mla_kernels.block import Block, Where
+from kda_mla_kernels.block import Where
 from kda_mla_kernels.gdn.kernel import (
     DeltaNet,
     GdnMemory,
@@ -24,7 +24,7 @@ SMEM, VMEM, HBM = (
 )
 
 
-def layers_call(stage, layers, interpret=False, compiler_params=None, kernel_of=None):
+def layers_call(stage, layers, interpret=False, compiler_params=None):
     """``call(where, memory, vectors, projected, gates) -> (outputs, records)``, all layers."""
     shape, block = stage.shape, stage.block
 
@@ -38,7 +38,7 @@ def layers_call(stage, layers, interpret=False, compiler_params=None, kernel_of=
         stage.drain(scratch, records)
 
     return pl.pallas_call(
-        kernel_of(stage) if kernel_of else kernel,
+        kernel,
         name="gdn_layers",
         out_shape=(
             jax.ShapeDtypeStruct(
@@ -60,18 +60,37 @@ def layers_call(stage, layers, interpret=False, compiler_params=None, kernel_of=
     )
 
 
+@cache
+def stage_call(net, block, interpret):
+    """Jitted once for all tests of a file."""
+    params = pltpu.InterpretParams(**dict(interpret))
+    return jax.jit(layers_call(net.stage(block), net.layers, params))
+
+
+@cache
+def commit_call(net, block, interpret):
+    """Jitted once for all tests of a file."""
+    params = pltpu.InterpretParams(**dict(interpret))
+    run = partial(commit_states, net.shape, block, net.numerics.activation, interpret=params)
+    return jax.jit(run)
+
+
+SMALL = GdnShape(key_heads=2, value_heads=4, key_dim=16, value_dim=32, taps=4)
+
+
 @dataclass(frozen=True)
 class Net:
     """Some layers with random weights and a state of several rows."""
 
-    shape: GdnShape = GdnShape(key_heads=2, value_heads=4, key_dim=16, value_dim=32, taps=4)
+    shape: GdnShape = SMALL
     numerics: Numerics = F32
     layers: int = 2
     rows: int = 5
     eps: float = 1e-6
+    kind: type[DeltaNet] = DeltaNet
 
     def stage(self, block):
-        return DeltaNet(self.shape, block, self.numerics, self.eps, self.numerics.activation)
+        return self.kind(self.shape, block, self.numerics, self.eps, self.numerics.activation)
 
     @cached_property
     def vectors(self):
@@ -86,7 +105,7 @@ class Net:
     @cached_property
     def memory(self):
         shape, draw = self.shape, np.random.default_rng(2).normal
-        tail = draw(size=(self.layers, self.rows, shape.taps - 1, shape.channels))
+        tail = draw(size=(self.layers, self.rows, shape.tail_rows, shape.channels))
         heads = (shape.value_heads, shape.key_dim, shape.value_dim)
         return GdnMemory(
             tail=jnp.asarray(tail, self.numerics.activation),
@@ -104,24 +123,16 @@ class Net:
 
     def run(self, block, memory, tokens, rows, **interpret):
         """One step of all layers: outputs [Nl, P, Hv·V] and records [Nl, P, record width]."""
-        call = self._call(block, pltpu.InterpretParams(**interpret))
-        padded = [
-            jnp.pad(
-                x.reshape(self.layers, block.rows, -1),
-                [(0, 0), (0, block.padded - block.rows), (0, 0)],
-            )
-            for x in tokens
-        ]
-        return call(self.where(rows), memory, self.vectors, *padded)
-
-    def _call(self, block, params):
-        return jax.jit(layers_call(self.stage(block), self.layers, params))
+        padding = [(0, 0), (0, block.padded - block.rows), (0, 0)]
+        padded = [jnp.pad(x.reshape(self.layers, block.rows, -1), padding) for x in tokens]
+        call = stage_call(self, block, tuple(interpret.items()))
+        out, records = call(self.where(rows), memory, self.vectors, *padded)
+        return np.asarray(out.astype(jnp.float32)), records
 
     def commit(self, block, memory, records, rows, accepted, **interpret):
-        run = partial(commit_states, self.shape, block, self.numerics.activation)
-        params = pltpu.InterpretParams(**interpret)
-        counts = jnp.asarray(accepted, jnp.int32)
-        return jax.jit(partial(run, interpret=params))(memory, records, self.where(rows), counts)
+        """The memory after the first ``accepted`` tokens of each sequence."""
+        call = commit_call(self, block, tuple(interpret.items()))
+        return call(memory, records, self.where(rows), jnp.asarray(accepted, jnp.int32))
 
     @staticmethod
     def where(rows):
@@ -130,16 +141,11 @@ class Net:
 
     def expected(self, memory, tokens, rows):
         """Outputs [Nl, S, T, Hv·V] and the state after all tokens, by the references."""
-        outputs, moved = [], memory
         rows = jnp.asarray(rows)
-        for layer in range(self.layers):
-            page = jax.tree.map(lambda x, n=layer: x[n], (self.vectors, memory, tokens))
-            out, tail, delta = self._layer(*page, rows)
-            outputs.append(out)
-            moved = GdnMemory(
-                moved.tail.at[layer, rows].set(tail), moved.delta.at[layer, rows].set(delta)
-            )
-        return jnp.stack(outputs), moved
+        layers = jax.jit(jax.vmap(self._layer, in_axes=(0, 0, 0, None)))
+        out, tail, delta = layers(self.vectors, memory, tokens, rows)
+        moved = GdnMemory(memory.tail.at[:, rows].set(tail), memory.delta.at[:, rows].set(delta))
+        return np.asarray(out.astype(jnp.float32)), moved
 
     def _layer(self, vectors, memory, tokens, rows):
         shape, (projected, gates) = self.shape, tokens

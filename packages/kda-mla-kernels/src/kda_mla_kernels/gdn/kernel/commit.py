@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kda_mla_kernels.block import Block, Where
-from kda_mla_kernels.gdn.kernel.rule import as_columns, move
+from kda_mla_kernels.gdn.kernel.rule import as_columns, decayed_states, move, split_heads, spread
 from kda_mla_kernels.gdn.kernel.shape import GdnMemory, GdnShape
 
 __all__ = ["Replay", "ReplayScratch", "commit_states"]
@@ -26,7 +27,7 @@ class ReplayScratch:
     """Slots of sequences in flight and of layers' records."""
 
     tails: Any
-    """[3, W-1, C] held dtype"""
+    """[3, tail rows, C] held dtype"""
     states: Any
     """f32 [3, Hv, K, V]"""
     records: Any
@@ -60,7 +61,7 @@ class Replay:
         shape = self.shape
         state = (SLOTS, shape.value_heads, shape.key_dim, shape.value_dim)
         return ReplayScratch(
-            tails=pltpu.VMEM((SLOTS, shape.taps - 1, shape.channels), jnp.dtype(self.held)),
+            tails=pltpu.VMEM((SLOTS, shape.tail_rows, shape.channels), jnp.dtype(self.held)),
             states=pltpu.VMEM(state, jnp.float32),
             records=pltpu.VMEM((2, self.block.padded, shape.record_width), jnp.float32),
             load_sems=pltpu.SemaphoreType.DMA((SLOTS, 2)),
@@ -73,8 +74,8 @@ class Replay:
     ) -> None:
         """Moves the states.
 
-        Slot use: turn i waits for its loads, then for the stores of turn i-2, whose slot it fills
-        for turn i+1, computes, and starts its own stores. So no slot is loaded before what it
+        Slot use: turn i waits for the stores of turn i-2, fills that slot for turn i+1, waits for
+        its own loads, computes, and starts its stores. So no slot is loaded before what it
         holds has left, and at the end the stores of the last two turns are under way.
 
         Args:
@@ -98,47 +99,50 @@ class Replay:
             @pl.loop(0, sequences)
             def _(s: jax.Array) -> None:
                 turn = layer * sequences + s
-                turns.wait_loads(turn)
                 pl.when(turn >= 2)(lambda: turns.wait_stores(turn - 2))
                 pl.when(turn + 1 < layers * sequences)(lambda: turns.start_loads(turn + 1))
 
-                @pl.loop(0, accepted[s])
-                def _(t: jax.Array) -> None:
-                    self._token(scratch, turn % SLOTS, layer % 2, s * self.block.tokens + t)
+                @pl.when(accepted[s] > 0)
+                def _() -> None:
+                    turns.wait_loads(turn)
 
-                turns.start_stores(turn)
+                    @pl.loop(0, accepted[s])
+                    def _(t: jax.Array) -> None:
+                        self._token(
+                            scratch,
+                            lax.rem(turn, SLOTS),
+                            lax.rem(layer, 2),
+                            s * self.block.tokens + t,
+                        )
+
+                    turns.start_stores(turn)
 
         for turn in range(max(0, layers * sequences - 2), layers * sequences):
             turns.wait_stores(turn)
 
     def _load_records(self, scratch: ReplayScratch, records: Any, layer: Any) -> Any:
-        slot = layer % 2
+        slot = lax.rem(layer, 2)
         return pltpu.make_async_copy(
             records.at[layer], scratch.records.at[slot], scratch.record_sems.at[slot]
         )
 
     def _token(self, scratch: ReplayScratch, slot: Any, page: Any, row: Any) -> None:
         """One token's part of a state and tail in VMEM."""
-        shape, record, at = self.shape, self.shape.record, pl.ds(row, 1)
-        keys = as_columns(scratch.records[page, at, record.key.columns], shape.key_heads)
-        updates = scratch.records[page, at, record.update.columns]
-        decays = scratch.records[page, at, record.decay.columns]
+        shape, record = self.shape, self.shape.record
+        token = scratch.records[page, pl.ds(row, 1)]
+        keys = as_columns(token[:, record.key.columns], shape.key_heads)
+        updates = token[:, record.update.columns]
+        decays = spread(token[:, record.decay.columns], shape.value_dim)
         for head in range(shape.key_heads):
-            square = (shape.key_dim, shape.value_dim)
-            key = jnp.broadcast_to(keys[:, head : head + 1], square)
-            members = slice(head * shape.group, (head + 1) * shape.group)
-            states = scratch.states[slot, members]
-            moved: list[jax.Array] = []
-            for g in range(shape.group):
-                h = head * shape.group + g
-                update = updates[:, h * shape.value_dim : (h + 1) * shape.value_dim]
-                decay = jnp.broadcast_to(decays[:, h : h + 1], update.shape)
-                moved.append(move(states[g], decay, key, update))
-            scratch.states[slot, members] = jnp.stack(moved)
-        tail = scratch.tails[slot].astype(jnp.float32)
-        fresh = scratch.records[page, at, record.inputs.columns]
-        line = jnp.concatenate([tail[1:], fresh], axis=0)
-        scratch.tails[slot] = line.astype(scratch.tails.dtype)
+            key = jnp.broadcast_to(keys[:, head : head + 1], (shape.key_dim, shape.value_dim))
+            members, lanes = shape.readers(head)
+            states = scratch.states.at[slot, members]
+            states[...] = decayed_states(states[...], decays[:, lanes])
+            parts = zip(states[...], split_heads(updates[:, lanes], shape.group), strict=True)
+            states[...] = jnp.stack([move(decayed, key, update) for decayed, update in parts])
+        tail = scratch.tails.at[slot, : shape.taps - 1]
+        inputs = [tail[...].astype(jnp.float32), token[:, record.inputs.columns]]
+        tail[...] = jnp.concatenate(inputs, axis=0)[1:].astype(tail.dtype)
 
 
 @dataclass(frozen=True)
@@ -152,36 +156,37 @@ class _Turns:
     accepted: Any
 
     def start_loads(self, turn: Any) -> None:
-        self._if_accepted(turn, lambda: [copy.start() for copy in self._copies(turn, False)])
+        pl.when(self._moves(turn))(lambda: _each(self._copies(turn, store=False), "start"))
 
     def wait_loads(self, turn: Any) -> None:
-        self._if_accepted(turn, lambda: [copy.wait() for copy in self._copies(turn, False)])
+        """Only of a turn that moves its state, as :meth:`start_stores`."""
+        _each(self._copies(turn, store=False), "wait")
 
     def start_stores(self, turn: Any) -> None:
-        self._if_accepted(turn, lambda: [copy.start() for copy in self._copies(turn, True)])
+        _each(self._copies(turn, store=True), "start")
 
     def wait_stores(self, turn: Any) -> None:
-        self._if_accepted(turn, lambda: [copy.wait() for copy in self._copies(turn, True)])
+        pl.when(self._moves(turn))(lambda: _each(self._copies(turn, store=True), "wait"))
 
-    def _if_accepted(self, turn: Any, do: Any) -> None:
-        @pl.when(self.accepted[turn % self.replay.block.sequences] > 0)
-        def _() -> None:
-            do()
+    def _moves(self, turn: Any) -> jax.Array:
+        return self.accepted[lax.rem(turn, self.replay.block.sequences)] > 0
 
     def _copies(self, turn: Any, store: bool) -> list[Any]:
-        sequences, slot = self.replay.block.sequences, turn % SLOTS
-        place = (turn // sequences, self.where.rows[turn % sequences])
+        sequences, slot = self.replay.block.sequences, lax.rem(turn, SLOTS)
+        place = (lax.div(turn, sequences), self.where.rows[lax.rem(turn, sequences)])
         sems = self.scratch.store_sems if store else self.scratch.load_sems
         pairs = [
             (self.memory.tail.at[place], self.scratch.tails.at[slot], sems.at[slot, 0]),
             (self.memory.delta.at[place], self.scratch.states.at[slot], sems.at[slot, 1]),
         ]
-        return [
-            pltpu.make_async_copy(here, there, sem)
-            if store
-            else pltpu.make_async_copy(there, here, sem)
-            for there, here, sem in pairs
-        ]
+        if store:
+            pairs = [(vmem, hbm, sem) for hbm, vmem, sem in pairs]
+        return [pltpu.make_async_copy(*pair) for pair in pairs]
+
+
+def _each(copies: list[Any], action: str) -> None:
+    for copy in copies:
+        getattr(copy, action)()
 
 
 def commit_states(
@@ -226,7 +231,7 @@ def commit_states(
         out_shape=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), memory),
         in_specs=[Where(smem, smem), smem, hbm, both],
         out_specs=both,
-        scratch_shapes=[replay.scratch()],
+        scratch_shapes=cast(Any, [replay.scratch()]),
         # Flattened: rows, positions, accepted, records, tail, delta.
         input_output_aliases={4: 0, 5: 1},
         interpret=interpret,
@@ -237,7 +242,7 @@ def _check(shape: GdnShape, block: Block, held: Any, memory: GdnMemory, records:
     layers, rows = memory.delta.shape[:2]
     heads = (shape.value_heads, shape.key_dim, shape.value_dim)
     expected = {
-        "tail": (memory.tail, (layers, rows, shape.taps - 1, shape.channels), jnp.dtype(held)),
+        "tail": (memory.tail, (layers, rows, shape.tail_rows, shape.channels), jnp.dtype(held)),
         "delta": (memory.delta, (layers, rows, *heads), jnp.dtype(jnp.float32)),
         "records": (
             records,

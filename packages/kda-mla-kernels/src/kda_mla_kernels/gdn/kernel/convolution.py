@@ -42,9 +42,8 @@ def convolve_rows(
         [P, C] in the activation dtype; zero for padding rows of zeros.
     """
     last = taps.shape[0] - 1
-    total = None
-    for tap in range(last + 1):
-        seen = inputs if tap == last else _seen(block, tails, inputs, tap)
-        term = taps[tap : tap + 1] * seen
-        total = term if total is None else total + term
+    seen = [_seen(block, tails, inputs, tap) for tap in range(last)] + [inputs]
+    total = taps[:1] * seen[0]
+    for tap in range(1, last + 1):
+        total += taps[tap : tap + 1] * seen[tap]
     return numerics.round(jax.nn.silu(total))

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-__all__ = ["HeadToken", "as_columns", "delta_rule", "move"]
+__all__ = [
+    "HeadToken",
+    "as_columns",
+    "decayed_states",
+    "delta_rule",
+    "move",
+    "split_heads",
+    "spread",
+]
 
 
 @dataclass(frozen=True)
@@ -25,40 +33,62 @@ class HeadToken:
     """[K, V], equal columns"""
     value: jax.Array
     """[1, V]"""
-    decay: jax.Array
-    """[1, V], equal columns"""
     beta: jax.Array
     """[1, V], equal columns"""
 
 
+def split_heads(x: jax.Array, heads: int) -> list[jax.Array]:
+    """[P, heads·D] as heads of [P, D]."""
+    dim = x.shape[1] // heads
+    return [x[:, h * dim : (h + 1) * dim] for h in range(heads)]
+
+
+def spread(x: jax.Array, dim: int) -> jax.Array:
+    """[P, H] -> [P, H·dim], each number ``dim`` times."""
+    rows, heads = x.shape
+    columns = [jnp.broadcast_to(x[:, h : h + 1], (rows, dim)) for h in range(heads)]
+    return jnp.concatenate(columns, axis=1)
+
+
 def as_columns(row: jax.Array, heads: int) -> jax.Array:
     """A token's vectors of all heads, [1, heads·K], as columns [K, heads]."""
-    dim = row.shape[1] // heads
-    parts = [row[:, h * dim : (h + 1) * dim] for h in range(heads)]
-    return jnp.concatenate(parts, axis=0).T
+    return jnp.concatenate(split_heads(row, heads), axis=0).T
 
 
-def move(state: jax.Array, decay: jax.Array, key: jax.Array, update: jax.Array) -> jax.Array:
-    """``decay · S + key ⊗ update``: the expression of the stage and of the commit.
+def decayed_states(states: jax.Array, decays: jax.Array) -> jax.Array:
+    """``decay · S`` of several heads.
 
     Args:
-        state: [K, V]. decay, update: [1, V]. key: [K, V] with equal columns.
+        states: [H, K, V]. decays: [1, H·V], each head's decay V times.
     """
-    return state * decay + key * update
+    parts = split_heads(decays, states.shape[0])
+    return jnp.stack([state * decay for state, decay in zip(states, parts, strict=True)])
 
 
-def delta_rule(state: jax.Array, x: HeadToken) -> tuple[jax.Array, jax.Array, jax.Array]:
+def move(decayed: jax.Array, key: jax.Array, update: jax.Array) -> jax.Array:
+    """``(decay · S) + key ⊗ update``.
+
+    The decayed state comes from memory, in the stage as in the commit: in one expression, a
+    compiler may fuse either product into the sum, and would leave other bits in one of the two.
+
+    Args:
+        decayed, key: [K, V]; the key has equal columns. update: [1, V].
+    """
+    return decayed + key * update
+
+
+def delta_rule(decayed: jax.Array, x: HeadToken) -> tuple[jax.Array, jax.Array, jax.Array]:
     """``u = beta (v - (decay · S)ᵀk)``, ``S <- decay · S + k ⊗ u``, ``o = Sᵀq``.
 
     Source: "Gated Delta Networks" (Yang, Kautz, Hatamizadeh 2024), eq. 10.
 
     Args:
-        state: f32 [K, V].
+        decayed: f32 [K, V], decay · S.
 
     Returns:
         the new state, the output [1, V] and the update u [1, V].
     """
-    predicted = jnp.sum(state * x.decay * x.key, axis=0, keepdims=True)
+    predicted = jnp.sum(decayed * x.key, axis=0, keepdims=True)
     update = x.beta * (x.value - predicted)
-    state = move(state, x.decay, x.key, update)
+    state = move(decayed, x.key, update)
     return state, jnp.sum(state * x.query, axis=0, keepdims=True), update

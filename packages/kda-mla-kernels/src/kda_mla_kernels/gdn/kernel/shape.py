@@ -34,6 +34,11 @@ class Span:
         """The columns that hold something."""
         return slice(self.start, self.start + self.size)
 
+    @property
+    def whole(self) -> slice:
+        """These and the padding."""
+        return slice(self.start, self.stop)
+
 
 @dataclass(frozen=True)
 class RecordLayout:
@@ -53,9 +58,14 @@ class RecordLayout:
 class GdnShape:
     """Heads and widths of one rank's share.
 
+    Attributes:
+        tail_padding: rows that a tail has in memory beyond its W-1; they hold anything. On a TPU
+            make it a power of two: W-1 = 3 rows take the bytes of 4 anyway, but XLA lays an array
+            of 3 rows out the other way round, and copies it all for every kernel that takes it.
+
     Raises:
         ValueError: a size below one, fewer than two taps, or value heads that key heads do not
-            divide.
+            divide; negative padding.
     """
 
     key_heads: int
@@ -63,6 +73,7 @@ class GdnShape:
     key_dim: int
     value_dim: int
     taps: int
+    tail_padding: int = 0
 
     def __post_init__(self) -> None:
         if min(self.key_heads, self.value_heads, self.key_dim, self.value_dim) < 1:
@@ -74,6 +85,8 @@ class GdnShape:
             )
         if self.taps < 2:
             raise ValueError(f"a short convolution has at least 2 taps, not {self.taps}")
+        if self.tail_padding < 0:
+            raise ValueError(f"a tail cannot have {self.tail_padding} rows of padding; 0 is none")
 
     @property
     def group(self) -> int:
@@ -94,6 +107,16 @@ class GdnShape:
     def channels(self) -> int:
         """C: queries, keys and values."""
         return 2 * self.key_width + self.value_width
+
+    @property
+    def tail_rows(self) -> int:
+        """Rows of a tail in memory: the W-1 inputs, then padding."""
+        return self.taps - 1 + self.tail_padding
+
+    def readers(self, key_head: int) -> tuple[slice, slice]:
+        """The value heads that read a key head, and their columns among Hv·V."""
+        first, stop = key_head * self.group, (key_head + 1) * self.group
+        return slice(first, stop), slice(first * self.value_dim, stop * self.value_dim)
 
     @property
     def record(self) -> RecordLayout:
@@ -130,6 +153,6 @@ class GdnMemory:
     """What sequences leave behind: arrays outside a kernel, HBM references inside."""
 
     tail: Any
-    """[Nl, R, W-1, C] the last convolution inputs, oldest first, in the held dtype"""
+    """[Nl, R, tail rows, C] the last W-1 convolution inputs, oldest first, in the held dtype"""
     delta: Any
     """f32 [Nl, R, Hv, K, V]"""

@@ -6,19 +6,26 @@ rows alone sees all of them in one shape, and the delta rule runs one token at a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kda_mla_kernels.block import Block, Where
 from kda_mla_kernels.gdn.inputs import gates as gates_of
 from kda_mla_kernels.gdn.kernel.convolution import convolve_rows
-from kda_mla_kernels.gdn.kernel.rule import HeadToken, as_columns, delta_rule
+from kda_mla_kernels.gdn.kernel.rule import (
+    HeadToken,
+    as_columns,
+    decayed_states,
+    delta_rule,
+    split_heads,
+    spread,
+)
 from kda_mla_kernels.gdn.kernel.shape import GdnMemory, GdnShape, GdnVectors, Span
 from kda_mla_kernels.norm import gated_rms_norm, l2_norm
 from kda_mla_kernels.numerics import Numerics
@@ -32,7 +39,7 @@ class DeltaNetScratch:
     """What the stage keeps in VMEM; only the record outlives a layer, until it is sent."""
 
     tails: Any
-    """[S, W-1, C] held dtype"""
+    """[S, tail rows, C] held dtype"""
     states: Any
     """f32 [2, Hv, K, V]: sequence s in slot s mod 2"""
     queries: Any
@@ -90,7 +97,7 @@ class DeltaNet:
         def wide(*sizes: int) -> Any:
             return pltpu.VMEM(sizes, jnp.float32)
 
-        tail = (self.block.sequences, shape.taps - 1, shape.channels)
+        tail = (self.block.sequences, shape.tail_rows, shape.channels)
         return DeltaNetScratch(
             tails=pltpu.VMEM(tail, jnp.dtype(self.held)),
             states=wide(2, shape.value_heads, shape.key_dim, shape.value_dim),
@@ -163,7 +170,7 @@ class DeltaNet:
     def _load_state(
         self, scratch: DeltaNetScratch, memory: GdnMemory, where: Where, layer: Any, s: Any
     ) -> Any:
-        slot = s % 2
+        slot = lax.rem(s, 2)
         source = memory.delta.at[layer, where.rows[s]]
         return pltpu.make_async_copy(source, scratch.states.at[slot], scratch.state_sems.at[slot])
 
@@ -184,7 +191,7 @@ class DeltaNet:
         tails = scratch.tails[...].astype(jnp.float32)
         convolved = convolve_rows(
             self.block,
-            [tails[s] for s in range(self.block.sequences)],
+            [tails[s, : shape.taps - 1] for s in range(self.block.sequences)],
             inputs,
             vectors.taps[layer],
             self.numerics,
@@ -203,8 +210,8 @@ class DeltaNet:
             self.numerics,
         )
         decay = jnp.exp(log_decay)
-        scratch.decay[...] = _spread(decay, shape.value_dim)
-        scratch.beta[...] = _spread(beta, shape.value_dim)
+        scratch.decay[...] = spread(decay, shape.value_dim)
+        scratch.beta[...] = spread(beta, shape.value_dim)
         self._put(scratch, record.inputs, inputs)
         self._put(scratch, record.key, keys)
         self._put(scratch, record.decay, decay)
@@ -214,7 +221,7 @@ class DeltaNet:
         """Writes a part of all rows' records, and zeros where it does not reach."""
         if part is None or span.start + span.size < span.stop:
             rows = self.block.padded
-            scratch.record[:, span.start : span.stop] = jnp.zeros((rows, span.stop - span.start))
+            scratch.record[:, span.whole] = jnp.zeros((rows, span.stop - span.start))
         if part is not None:
             scratch.record[:, span.columns] = part
 
@@ -230,7 +237,7 @@ class DeltaNet:
 
             @pl.loop(0, tokens)
             def _(t: jax.Array) -> None:
-                self._token(scratch, s % 2, s * tokens + t)
+                self._token(scratch, lax.rem(s, 2), s * tokens + t)
 
             @pl.when(s + 2 < sequences)
             def _() -> None:
@@ -248,50 +255,37 @@ class DeltaNet:
             square = (shape.key_dim, shape.value_dim)
             query = jnp.broadcast_to(queries[:, head : head + 1], square)
             key = jnp.broadcast_to(keys[:, head : head + 1], square)
-            members = slice(head * shape.group, (head + 1) * shape.group)
-            states = scratch.states[slot, members]
-            moved: list[jax.Array] = []
-            for g in range(shape.group):
-                h = head * shape.group + g
-                lanes = slice(h * shape.value_dim, (h + 1) * shape.value_dim)
-                x = HeadToken(query, key, values[:, lanes], decay[:, lanes], beta[:, lanes])
-                state, out, update = delta_rule(states[g], x)
-                moved.append(state)
-                outputs.append(out)
-                updates.append(update)
-            scratch.states[slot, members] = jnp.stack(moved)
+            members, lanes = shape.readers(head)
+            states = scratch.states.at[slot, members]
+            states[...] = decayed_states(states[...], decay[:, lanes])
+            own = [split_heads(part[:, lanes], shape.group) for part in (values, beta)]
+            results = [
+                delta_rule(decayed, HeadToken(query, key, value, rate))
+                for decayed, value, rate in zip(states[...], *own, strict=True)
+            ]
+            states[...] = jnp.stack([moved for moved, _, _ in results])
+            outputs += [out for _, out, _ in results]
+            updates += [update for _, _, update in results]
         scratch.outputs[at, :] = jnp.concatenate(outputs, axis=1)
         scratch.record[at, shape.record.update.columns] = jnp.concatenate(updates, axis=1)
 
     def _normed(self, scratch: DeltaNetScratch, weight: jax.Array, projected: Any) -> jax.Array:
         """The gated norm of each head of each row."""
         shape, rows = self.shape, self.block.padded
-        real = jax.lax.broadcasted_iota(jnp.int32, (rows, shape.value_width), 0) < self.block.rows
+        real = lax.broadcasted_iota(jnp.int32, (rows, shape.value_width), 0) < self.block.rows
         outputs = self.numerics.round(jnp.where(real, scratch.outputs[...], 0.0))
         z = projected[:, shape.channels :]
         parts = [
             gated_rms_norm(out, gate, weight, self.eps, self.numerics)
             for out, gate in zip(
-                _split(outputs, shape.value_heads), _split(z, shape.value_heads), strict=True
+                split_heads(outputs, shape.value_heads),
+                split_heads(z, shape.value_heads),
+                strict=True,
             )
         ]
         return jnp.concatenate(parts, axis=1)
 
 
-def _split(x: jax.Array, heads: int) -> Sequence[jax.Array]:
-    """[P, heads·D] -> heads of [P, D]."""
-    dim = x.shape[1] // heads
-    return [x[:, h * dim : (h + 1) * dim] for h in range(heads)]
-
-
 def _unit(x: jax.Array, heads: int) -> jax.Array:
     """Each head's vector at unit length."""
-    return jnp.concatenate([l2_norm(part) for part in _split(x, heads)], axis=1)
-
-
-def _spread(x: jax.Array, dim: int) -> jax.Array:
-    """[P, H] -> [P, H·dim], each number ``dim`` times."""
-    rows, heads = x.shape
-    return jnp.concatenate(
-        [jnp.broadcast_to(x[:, h : h + 1], (rows, dim)) for h in range(heads)], axis=1
-    )
+    return jnp.concatenate([l2_norm(part) for part in split_heads(x, heads)], axis=1)

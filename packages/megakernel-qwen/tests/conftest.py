@@ -101,7 +101,7 @@ def row_state(state, row, positions):
     """One row's recurrent state and the keys and values of its first positions, as numpy."""
     caches = state.caches
     kept = {
-        "tail": caches.tail[:, :, row],
+        "tail": caches.tail[:, :, row, :3],
         "delta": caches.delta[:, :, row],
         "keys": caches.keys[:, :, row, ..., :positions],
         "values": caches.values[:, :, row, :, :positions],

@@ -14,7 +14,10 @@ from kda_mla_kernels.errors import ConfigError
 
 from megakernel_qwen.config import QwenConfig
 
-__all__ = ["QwenLayout", "legal_ranks"]
+__all__ = ["RANKS", "QwenLayout", "legal_ranks"]
+
+RANKS = "ranks"
+"""Mesh axis over which everything is split."""
 
 MAX_RANKS = 64
 """Where the search for legal rank counts ends: twice what the largest supported slice has."""
@@ -86,6 +89,12 @@ class QwenLayout:
     @property
     def conv_channels(self) -> int:
         return 2 * self.key_width + self.value_width
+
+    @property
+    def tail_rows(self) -> int:
+        """Rows that the tail of a short convolution has in memory: its W-1 inputs, then padding to
+        a power of two, which a TPU's tiles add anyway."""
+        return 1 << (self.config.linear_conv_kernel_dim - 2).bit_length()
 
     @property
     def intermediate(self) -> int:

@@ -12,9 +12,9 @@ import numpy as np
 from kda_mla_kernels.errors import ConfigError
 from kda_mla_kernels.numerics import BF16, F32, Numerics
 
+from megakernel_qwen.backend import cache_slots
 from megakernel_qwen.config import QwenConfig
 from megakernel_qwen.layout import QwenLayout
-from megakernel_qwen.xla.backend import cache_slots
 from megakernel_qwen.xla.caches import cache_shapes
 
 __all__ = ["LoadOptions", "choose_devices"]

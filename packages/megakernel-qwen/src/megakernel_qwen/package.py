@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -12,17 +13,20 @@ from jax.sharding import Mesh
 from kda_mla_kernels.checkpoint import Checkpoint, open_checkpoint
 from kda_mla_kernels.errors import ConfigError
 from kda_mla_kernels.model import GenerationDefaults, ModelInfo
+from tpu_collectives import Topology
 
 from megakernel_qwen import embedded
+from megakernel_qwen.backend import MAX_CHUNK, QwenModel, cache_slots
 from megakernel_qwen.chat import QwenChatFormat, read_dialect
 from megakernel_qwen.config import MODEL_TYPES, QwenConfig
-from megakernel_qwen.layout import QwenLayout, legal_ranks
+from megakernel_qwen.kernel import KernelModel, KernelPrograms, load_kernel_weights
+from megakernel_qwen.kernel.plan import check_rows
+from megakernel_qwen.kernel.programs import interpreter_for
+from megakernel_qwen.layout import RANKS, QwenLayout, legal_ranks
 from megakernel_qwen.options import LoadOptions, choose_devices
 from megakernel_qwen.tensors import expected_tensors, text_prefix
 from megakernel_qwen.tokenizer import load_tokenizer
 from megakernel_qwen.weights import held_dtype, load_weights
-from megakernel_qwen.xla.backend import MAX_CHUNK, QwenXla, cache_slots
-from megakernel_qwen.xla.forward import RANKS
 from megakernel_qwen.xla.mixers import Rank
 from megakernel_qwen.xla.programs import Programs
 
@@ -62,7 +66,7 @@ def load(
     feature_layers: Sequence[int] = (),
     progress: bool = False,
     stack_layers: bool | None = None,
-) -> QwenXla:
+) -> QwenModel:
     """Loads a checkpoint of the family; arguments and errors as in the model protocol.
 
     Args:
@@ -73,17 +77,20 @@ def load(
     opened = open_checkpoint(checkpoint, revision, progress=progress)
     config = QwenConfig.from_json(opened.config)
     ranks = choose_devices(devices)
+    platform = ranks[0].platform
     layout = QwenLayout(config, len(ranks))
-    _check_backend(backend)
+    kernel = _runs_kernel(backend, platform)
     options = LoadOptions.of(
         config,
-        ranks[0].platform,
+        platform,
         numerics=numerics,
         max_rows=max_rows,
         max_context=max_context,
         feature_layers=feature_layers,
     )
-    held = held_dtype(options.numerics, ranks[0].platform)
+    if kernel:
+        check_rows(options.max_rows)
+    held = options.numerics.activation if kernel else held_dtype(options.numerics, platform)
     options.check_memory(layout, ranks, held)
     tokenizer = load_tokenizer(opened.folder) if _has_tokenizer(opened) else None
     chat_format = QwenChatFormat(tokenizer, read_dialect(opened.folder)) if tokenizer else None
@@ -92,19 +99,14 @@ def load(
 
     mesh = Mesh(np.array(ranks), (RANKS,))
     parameters = _parameters(opened, config)
-    small = ranks[0].platform != "cpu" or parameters <= _CHEAP_SLICES
-    weights = load_weights(
-        opened,
-        layout,
-        mesh,
-        held,
-        stacked=small if stack_layers is None else stack_layers,
-        track=_progress_bar(progress),
-    )
+    small = platform != "cpu" or parameters <= _CHEAP_SLICES
+    stacked = small if stack_layers is None else stack_layers
+    source = _Source(opened, layout, mesh, held, options, _progress_bar(progress))
+    weights, programs = source.kernel() if kernel else source.xla(stacked)
     info = ModelInfo(
         family=family,
         name=opened.name,
-        backend="xla",
+        backend="megakernel" if kernel else "xla",
         numerics=options.numerics.name,
         ranks=len(ranks),
         legal_ranks=legal_ranks(config),
@@ -118,11 +120,8 @@ def load(
         max_chunk=min(MAX_CHUNK, options.max_context),
         feature_layers=options.feature_layers,
     )
-    slots = cache_slots(options.max_context)
-    rank = Rank(layout, options.numerics, held)
-    programs = Programs(rank, mesh, options.max_rows, slots, options.feature_layers)
     text_side = tokenizer.tokenizer if tokenizer else None
-    return QwenXla(info, generation, chat_format, text_side, weights, programs)
+    return QwenModel(info, generation, chat_format, text_side, weights, programs)
 
 
 def _has_tokenizer(checkpoint: Checkpoint) -> bool:
@@ -130,9 +129,61 @@ def _has_tokenizer(checkpoint: Checkpoint) -> bool:
     return (checkpoint.folder / "tokenizer.json").exists()
 
 
-def _check_backend(backend: str) -> None:
-    if backend not in ("auto", "xla"):
-        raise ConfigError(f"backend {backend!r} does not exist for this family; use xla or auto")
+def _runs_kernel(backend: str, platform: str) -> bool:
+    if backend not in ("auto", "xla", "megakernel"):
+        raise ConfigError(
+            f"backend {backend!r} does not exist for this family; use megakernel, xla or auto"
+        )
+    return backend == "megakernel" or (backend == "auto" and platform == "tpu")
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A checked checkpoint and where it goes."""
+
+    checkpoint: Checkpoint
+    layout: QwenLayout
+    mesh: Mesh
+    held: np.dtype
+    options: LoadOptions
+    track: Callable[[Sequence[int], str], Iterator[int]]
+
+    def xla(self, stacked: bool) -> tuple[Any, Programs]:
+        weights = load_weights(
+            self.checkpoint, self.layout, self.mesh, self.held, stacked=stacked, track=self.track
+        )
+        return weights, Programs(**self._sizes)
+
+    def kernel(self) -> tuple[Any, Programs]:
+        topology = Topology.from_devices(self.mesh.devices.flat)
+        if topology.mesh() != self.mesh:
+            raise ConfigError(
+                "the megakernel backend takes devices in the order of their places:"
+                f" {[device.id for device in topology.mesh().devices.flat]}"
+            )
+        weights = load_kernel_weights(
+            self.checkpoint, self.layout, self.mesh, self.held, self.track
+        )
+        model = KernelModel(
+            self.layout,
+            self.options.numerics,
+            topology,
+            self._sizes["slots"],
+            self.options.feature_layers,
+        )
+        interpret = interpreter_for(self.mesh)
+        return weights, KernelPrograms(**self._sizes, model=model, interpret=interpret)
+
+    @property
+    def _sizes(self) -> dict[str, Any]:
+        options = self.options
+        return {
+            "rank": Rank(self.layout, options.numerics, self.held),
+            "mesh": self.mesh,
+            "rows": options.max_rows,
+            "slots": cache_slots(options.max_context),
+            "feature_layers": options.feature_layers,
+        }
 
 
 def _parameters(checkpoint: Checkpoint, config: QwenConfig) -> int:

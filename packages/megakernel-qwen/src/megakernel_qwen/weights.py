@@ -28,8 +28,11 @@ __all__ = [
     "LayerWeights",
     "MlpWeights",
     "QwenWeights",
+    "RankReader",
     "held_dtype",
     "load_weights",
+    "place",
+    "rank_readers",
 ]
 
 STORED_DTYPES = ("bfloat16", "float16", "float32")
@@ -120,7 +123,7 @@ class QwenWeights:
 
 
 @dataclass(frozen=True)
-class _RankReader:
+class RankReader:
     """Reads one rank's share of each tensor, as numpy arrays."""
 
     checkpoint: Checkpoint
@@ -198,15 +201,34 @@ class _RankReader:
             down=self._matrix(name + "down_proj.weight", slice(None), wide),
         )
 
-    def layer(self, index: int) -> LayerWeights:
+    def mixer_gain(self, index: int) -> np.ndarray:
+        return self._gain(layer_prefix(self.prefix, index) + "input_layernorm.weight")
+
+    def layer_mixer(self, index: int) -> GdnWeights | GqaWeights:
         name = layer_prefix(self.prefix, index)
         linear = self.layout.config.layer_types[index] == "linear_attention"
+        return self.gdn(name + "linear_attn.") if linear else self.gqa(name + "self_attn.")
+
+    def mlp_gain(self, index: int) -> np.ndarray:
+        return self._gain(layer_prefix(self.prefix, index) + "post_attention_layernorm.weight")
+
+    def layer_mlp(self, index: int) -> MlpWeights:
+        return self.mlp(layer_prefix(self.prefix, index) + "mlp.")
+
+    def layer(self, index: int) -> LayerWeights:
         return LayerWeights(
-            mixer_gain=self._gain(name + "input_layernorm.weight"),
-            mixer=self.gdn(name + "linear_attn.") if linear else self.gqa(name + "self_attn."),
-            mlp_gain=self._gain(name + "post_attention_layernorm.weight"),
-            mlp=self.mlp(name + "mlp."),
+            mixer_gain=self.mixer_gain(index),
+            mixer=self.layer_mixer(index),
+            mlp_gain=self.mlp_gain(index),
+            mlp=self.layer_mlp(index),
         )
+
+    def embedding(self) -> np.ndarray:
+        return self.table(self.prefix + "embed_tokens.weight")
+
+    def head(self) -> np.ndarray:
+        """The rows of the head, which may be those of the embedding."""
+        return self.embedding() if self.layout.config.tied_embeddings else self.table(HEAD)
 
     def table(self, name: str) -> np.ndarray:
         """This rank's rows of an embedding-shaped table, zero rows behind the vocabulary."""
@@ -220,7 +242,18 @@ class _RankReader:
         return self._gain(self.prefix + "norm.weight")
 
 
-def _place(mesh: Mesh, read: Callable[[int], Any]) -> Any:
+def rank_readers(checkpoint: Checkpoint, layout: QwenLayout, dtype: np.dtype) -> list[RankReader]:
+    """A reader for every rank, after a check of every tensor of the model.
+
+    Raises:
+        CheckpointError: a tensor is missing or has the wrong shape or type.
+    """
+    prefix = text_prefix(frozenset(checkpoint.names()))
+    checkpoint.require(expected_tensors(layout.config, prefix), STORED_DTYPES)
+    return [RankReader(checkpoint, layout, dtype, prefix, r) for r in range(layout.ranks)]
+
+
+def place(mesh: Mesh, read: Callable[[int], Any]) -> Any:
     """Reads a pytree for each rank of this process and joins them along a new rank axis."""
     (axis,) = mesh.axis_names
     sharding = NamedSharding(mesh, PartitionSpec(axis))
@@ -270,22 +303,20 @@ def load_weights(
         CheckpointError: a tensor is missing or has the wrong shape or type, before anything is
             read.
     """
-    prefix = text_prefix(frozenset(checkpoint.names()))
-    checkpoint.require(expected_tensors(layout.config, prefix), STORED_DTYPES)
-    readers = [_RankReader(checkpoint, layout, dtype, prefix, r) for r in range(layout.ranks)]
+    readers = rank_readers(checkpoint, layout, dtype)
     stacked = stacked and layout.config.period < layout.config.num_layers
     period = layout.config.period if stacked else layout.config.num_layers
 
     def entry(first: int) -> LayerWeights:
         members = range(first, layout.config.num_layers, period)
         if not stacked:
-            return _place(mesh, lambda rank: readers[rank].layer(first))
-        return _place(mesh, lambda rank: _stack([readers[rank].layer(i) for i in members]))
+            return place(mesh, lambda rank: readers[rank].layer(first))
+        return place(mesh, lambda rank: _stack([readers[rank].layer(i) for i in members]))
 
     tied = layout.config.tied_embeddings
     return QwenWeights(
-        embedding=_place(mesh, lambda rank: readers[rank].table(prefix + "embed_tokens.weight")),
+        embedding=place(mesh, lambda rank: readers[rank].embedding()),
         layers=tuple(entry(first) for first in track(range(period), "weights")),
-        final_gain=_place(mesh, lambda rank: readers[rank].final_gain()),
-        head=None if tied else _place(mesh, lambda rank: readers[rank].table(HEAD)),
+        final_gain=place(mesh, lambda rank: readers[rank].final_gain()),
+        head=None if tied else place(mesh, lambda rank: readers[rank].head()),
     )

@@ -38,6 +38,8 @@ class Barrier:
 
     def signal(self) -> None:
         """Tell every peer that this rank has arrived."""
+        if self.topology.ranks == 1:
+            return
         semaphore = pltpu.get_barrier_semaphore()
         rank = lax.axis_index(self.axis)
         for offset in range(1, self.topology.ranks):
@@ -60,7 +62,8 @@ class Barrier:
             others: passed on, e.g. ``vmem_limit_bytes``.
         """
         return pltpu.CompilerParams(
-            collective_id=collective_id,
+            # A kernel that asks for no barrier semaphore must not name one.
+            collective_id=collective_id if self.topology.ranks > 1 else None,
             has_side_effects=True,
             disable_bounds_checks=not checks,
             disable_semaphore_checks=not checks,

@@ -13,19 +13,19 @@ from kda_mla_kernels.numerics import Numerics
 __all__ = ["causal_convolution", "convolve", "token_windows"]
 
 
-def token_windows(tail: jax.Array, inputs: jax.Array) -> jax.Array:
+def token_windows(line: jax.Array, taps: int) -> jax.Array:
     """What each token's convolution sees.
 
     Args:
-        tail: [S, W-1, C] the inputs before the first token, oldest first; zeros at the start.
-        inputs: [S, T, C].
+        line: [S, W-1+T, C] the inputs before the first token, oldest first (zeros at the start),
+            then those of the T tokens.
+        taps: W.
 
     Returns:
         [S, T, W, C], oldest first.
     """
-    line = jnp.concatenate([tail, inputs], axis=1)
-    tokens = inputs.shape[1]
-    return jnp.stack([line[:, j : j + tokens] for j in range(tail.shape[1] + 1)], axis=2)
+    tokens = line.shape[1] - taps + 1
+    return jnp.stack([line[:, j : j + tokens] for j in range(taps)], axis=2)
 
 
 def convolve(windows: jax.Array, taps: jax.Array, numerics: Numerics) -> jax.Array:
@@ -47,5 +47,6 @@ def convolve(windows: jax.Array, taps: jax.Array, numerics: Numerics) -> jax.Arr
 def causal_convolution(
     tail: jax.Array, inputs: jax.Array, taps: jax.Array, numerics: Numerics
 ) -> jax.Array:
-    """The short convolution of whole sequences: [S, T, C] -> [S, T, C]."""
-    return convolve(token_windows(tail, inputs), taps, numerics)
+    """The short convolution of whole sequences: tail [S, W-1, C], inputs [S, T, C] -> [S, T, C]."""
+    line = jnp.concatenate([tail, inputs], axis=1)
+    return convolve(token_windows(line, taps.shape[0]), taps, numerics)

@@ -1,5 +1,5 @@
 """The pure-JAX backend: the model jitted and sharded, on CPU, GPU or TPU."""
 
-from megakernel_qwen.xla.backend import QwenXla
+from megakernel_qwen.xla.programs import Programs
 
-__all__ = ["QwenXla"]
+__all__ = ["Programs"]

@@ -6,7 +6,7 @@ V value dim, G key/value heads, D head dim; Nl linear layers, Nf full-attention 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -24,7 +24,8 @@ class Caches:
     """The state of all rows on one rank: arrays, or their shapes before they exist."""
 
     tail: Any
-    """[Nl, R, W-1, C] the last inputs of each short convolution, oldest first"""
+    """[Nl, R, tail rows, C] the last W-1 inputs of each short convolution, oldest first, then
+    padding that nobody reads"""
     delta: Any
     """f32 [Nl, R, Hv, K, V] recurrent states"""
     keys: Any
@@ -37,12 +38,14 @@ class Caches:
         """L, of one rank's caches and of all ranks' alike."""
         return self.keys.shape[-1]
 
-    def put(self, slot: jax.Array | int, rows: jax.Array | None, **parts: jax.Array) -> Caches:
-        """Writes one layer's ``tail`` or ``delta`` of some rows back (None: all rows)."""
-        where = (slot,) if rows is None else (slot, rows)
-        return replace(
-            self, **{name: getattr(self, name).at[where].set(part) for name, part in parts.items()}
-        )
+    def tails_of(self, slot: jax.Array | int, rows: jax.Array | None, inputs: int) -> jax.Array:
+        """One layer's last ``inputs`` inputs of some rows (None: all rows)."""
+        return layer_rows(self.tail, slot, rows)[:, :inputs]
+
+    def put_tails(self, slot: jax.Array | int, rows: jax.Array | None, tails: jax.Array) -> Caches:
+        """Writes one layer's tails [S, W-1, C] of some rows back (None: all rows)."""
+        every = slice(None) if rows is None else rows
+        return replace(self, tail=self.tail.at[slot, every, : tails.shape[1]].set(tails))
 
 
 def layer_rows(part: jax.Array, slot: jax.Array | int, rows: jax.Array | None) -> jax.Array:
@@ -60,6 +63,8 @@ class Records:
     """[Nl, S, W-1+T, C] convolution inputs: the tail before, then the T tokens"""
     steps: DeltaStep
     """fields [Nl, M, ...]: token t of sequence s is entry s·T + t, the rest is padding"""
+    tokens: int = field(metadata={"static": True})
+    """T"""
 
 
 def cache_shapes(layout: QwenLayout, rows: int, slots: int, held: jnp.dtype) -> Caches:
@@ -68,9 +73,8 @@ def cache_shapes(layout: QwenLayout, rows: int, slots: int, held: jnp.dtype) -> 
     linear, full = len(config.linear_layers), len(config.full_layers)
     dims = (config.linear_key_head_dim, config.linear_value_head_dim)
     lead, dim = (full, rows, layout.kv_heads), config.head_dim
-    taps = config.linear_conv_kernel_dim
     return Caches(
-        tail=jax.ShapeDtypeStruct((linear, rows, taps - 1, layout.conv_channels), held),
+        tail=jax.ShapeDtypeStruct((linear, rows, layout.tail_rows, layout.conv_channels), held),
         delta=jax.ShapeDtypeStruct((linear, rows, layout.value_heads, *dims), jnp.float32),
         keys=jax.ShapeDtypeStruct((*lead, dim, slots), held),
         values=jax.ShapeDtypeStruct((*lead, slots, dim), held),
@@ -85,14 +89,14 @@ def commit_records(
     Keys and values need nothing: those of rejected tokens lie behind the row's position, where
     no query sees them until they are written anew.
     """
-    sequences, taps = records.window.shape[1], caches.tail.shape[2]
-    tokens = records.window.shape[2] - taps
+    sequences, tokens = records.window.shape[1], records.tokens
+    inputs = records.window.shape[2] - tokens
     flat = jnp.arange(records.steps.decay.shape[1])
     owner = jnp.minimum(flat // tokens, sequences - 1)
     counts = (flat < sequences * tokens) & (flat % tokens < accepted[owner])
 
     def tail_after(window: jax.Array, count: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_slice_in_dim(window, count, taps, axis=1)
+        return jax.lax.dynamic_slice_in_dim(window, count, inputs, axis=1)
 
     tails = jax.vmap(tail_after, in_axes=(1, 0), out_axes=1)(records.window, accepted)
     moved = jax.vmap(replay, in_axes=(0, 0, None, None))(
@@ -100,6 +104,6 @@ def commit_records(
     )
     return replace(
         caches,
-        tail=caches.tail.at[:, rows].set(tails),
+        tail=caches.tail.at[:, rows, :inputs].set(tails),
         delta=caches.delta.at[:, rows].set(moved),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ from jax import lax
 from kda_mla_kernels import norm
 
 from megakernel_qwen.config import QwenConfig
-from megakernel_qwen.weights import GdnWeights, LayerWeights, QwenWeights
+from megakernel_qwen.layout import RANKS
+from megakernel_qwen.weights import GdnWeights, LayerWeights
 from megakernel_qwen.xla.batch import Batch
 from megakernel_qwen.xla.caches import Caches, Records
 from megakernel_qwen.xla.mixers import (
@@ -27,10 +28,15 @@ from megakernel_qwen.xla.mixers import (
     gated_delta_net,
 )
 
-__all__ = ["RANKS", "Stream", "embed", "for_each_layer", "head", "run_layers"]
-
-RANKS = "ranks"
-"""Mesh axis over which everything is split."""
+__all__ = [
+    "HeldLayers",
+    "Layers",
+    "Stream",
+    "embed",
+    "for_each_layer",
+    "gather_logits",
+    "run_layers",
+]
 
 
 @jax.tree_util.register_dataclass
@@ -53,8 +59,9 @@ def sum_over_ranks(partial: jax.Array) -> jax.Array:
 
 def embed(rank: Rank, table: jax.Array, tokens: jax.Array) -> jax.Array:
     """Rows of the sharded table: i32 [M] -> [M, D] in the activation dtype."""
-    local = tokens - lax.axis_index(RANKS) * table.shape[0]
-    mine = (local >= 0) & (local < table.shape[0])
+    rows_of_a_rank = rank.layout.vocab_rows
+    local = tokens - lax.axis_index(RANKS) * rows_of_a_rank
+    mine = (local >= 0) & (local < rows_of_a_rank)
     rows = table[jnp.where(mine, local, 0)]
     return rank.numerics.round(
         sum_over_ranks(jnp.where(mine[:, None], rows, 0).astype(jnp.float32))
@@ -88,30 +95,62 @@ Body: TypeAlias = Callable[[Stream, LayerWeights, Slot, Slot], Stream]
 """``body(stream, weights, layer, slot)``"""
 
 
-def for_each_layer(
-    config: QwenConfig, layers: tuple[LayerWeights, ...], stream: Stream, body: Body
-) -> Stream:
-    """Runs the layers in order, unrolled or, for stacked weights, as a scan over periods."""
-    kinds = config.layer_types[: len(layers)]
+class Layers(Protocol):
+    """Where the weights of the layers come from: a loop over periods of a few layers each."""
+
+    @property
+    def period(self) -> int:
+        """Layers of a turn of the loop; the number of layers is a multiple."""
+        ...
+
+    @property
+    def stacked(self) -> Any:
+        """A pytree of arrays with one entry per turn."""
+        ...
+
+    def member(self, turn: Slot, part: Any, index: int) -> LayerWeights:
+        """Layer ``turn · period + index``; ``part`` is this turn's entry of ``stacked``."""
+        ...
+
+
+@dataclass(frozen=True)
+class HeldLayers:
+    """Layers as :class:`~megakernel_qwen.weights.QwenWeights` holds them: one entry per layer or,
+    stacked, one per layer of a period."""
+
+    stacked: tuple[LayerWeights, ...]
+
+    @property
+    def period(self) -> int:
+        return len(self.stacked)
+
+    def member(self, turn: Slot, part: tuple[LayerWeights, ...], index: int) -> LayerWeights:
+        return part[index]
+
+
+def for_each_layer(config: QwenConfig, layers: Layers, stream: Stream, body: Body) -> Stream:
+    """Runs the layers in order, unrolled or as a scan over periods."""
+    kinds = config.layer_types[: layers.period]
     counts = {kind: kinds.count(kind) for kind in kinds}
     slots = [kinds[:i].count(kind) for i, kind in enumerate(kinds)]
 
-    def period(stream: Stream, step: tuple[Slot, tuple[LayerWeights, ...]]) -> tuple[Stream, None]:
-        index, members = step
-        for i, weights in enumerate(members):
-            slot = index * counts[kinds[i]] + slots[i]
-            stream = body(stream, weights, index * len(kinds) + i, slot)
+    def turn(stream: Stream, step: tuple[Slot, Any]) -> tuple[Stream, None]:
+        number, part = step
+        for i, kind in enumerate(kinds):
+            slot = number * counts[kind] + slots[i]
+            weights = layers.member(number, part, i)
+            stream = body(stream, weights, number * len(kinds) + i, slot)
         return stream, None
 
-    periods = config.num_layers // len(layers)
-    if periods == 1:
-        return period(stream, (0, layers))[0]
-    return lax.scan(period, stream, (jnp.arange(periods), layers))[0]
+    turns = config.num_layers // layers.period
+    if turns == 1:
+        return turn(stream, (0, layers.stacked))[0]
+    return lax.scan(turn, stream, (jnp.arange(turns), layers.stacked))[0]
 
 
 def run_layers(
     rank: Rank,
-    layers: tuple[LayerWeights, ...],
+    layers: Layers,
     stream: Stream,
     batch: Batch,
     memory: Memory,
@@ -134,10 +173,7 @@ def run_layers(
     return for_each_layer(config, layers, stream, body)
 
 
-def head(rank: Rank, weights: QwenWeights, hidden: jax.Array) -> jax.Array:
-    """Final norm and logits of the whole vocabulary, on every rank: [M, D] -> f32 [M, V]."""
-    eps = rank.layout.config.rms_norm_eps
-    normed = norm.rms_norm(hidden, weights.final_gain, eps, rank.numerics)
-    mine = rank.numerics.dot_rows(normed, weights.head_table)
+def gather_logits(rank: Rank, mine: jax.Array) -> jax.Array:
+    """f32 [M, vocabulary rows of the rank] of every rank -> f32 [M, V] on each."""
     logits = lax.all_gather(mine, RANKS, axis=1, tiled=True)
     return logits[:, : rank.layout.config.vocab_size]

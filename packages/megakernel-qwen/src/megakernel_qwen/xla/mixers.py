@@ -80,9 +80,9 @@ def decode_memory(carry: Carry, slot: Slot, batch: Batch, x: DeltaInput) -> tupl
     rows = caches.delta.shape[1]
     states = caches.delta.reshape(-1, *caches.delta.shape[2:])
     states, out, _ = gdn.recur(states, inputs, slot * rows + batch.query_rows)
-    tail = jnp.where(batch.live[..., None], x.window[:, 1:], x.window[:, :-1])
+    tails = jnp.where(batch.live[..., None], x.window[:, 1:], x.window[:, :-1])
     moved = replace(caches, delta=states.reshape(caches.delta.shape))
-    return (moved.put(slot, batch.rows, tail=tail), records), out
+    return (moved.put_tails(slot, batch.rows, tails), records), out
 
 
 def chunk_memory(carry: Carry, slot: Slot, batch: Batch, x: DeltaInput) -> tuple[Carry, jax.Array]:
@@ -91,10 +91,10 @@ def chunk_memory(carry: Carry, slot: Slot, batch: Batch, x: DeltaInput) -> tuple
     valid = jnp.sum(batch.live, axis=1)
     states = layer_rows(caches.delta, slot, batch.rows)
     states, out = gdn.chunked_delta_rule(states, jax.tree.map(batch.grid, x.inputs), valid)
-    taps = caches.tail.shape[2]
-    tail = jax.vmap(lambda w, n: jax.lax.dynamic_slice_in_dim(w, n, taps))(x.window, valid)
-    moved = caches.put(slot, batch.rows, tail=tail, delta=states)
-    return (moved, records), batch.flat(out)
+    inputs = x.window.shape[1] - batch.shape[1]
+    tails = jax.vmap(lambda w, n: jax.lax.dynamic_slice_in_dim(w, n, inputs))(x.window, valid)
+    moved = replace(caches, delta=caches.delta.at[slot, batch.state_rows].set(states))
+    return (moved.put_tails(slot, batch.rows, tails), records), batch.flat(out)
 
 
 def verify_memory(carry: Carry, slot: Slot, batch: Batch, x: DeltaInput) -> tuple[Carry, jax.Array]:
@@ -104,7 +104,7 @@ def verify_memory(carry: Carry, slot: Slot, batch: Batch, x: DeltaInput) -> tupl
     inputs = gdn.mask_tokens(x.inputs, batch.flat(batch.live))
     states = layer_rows(caches.delta, slot, batch.rows)
     _, out, steps = gdn.recur(states, inputs, batch.owner)
-    fresh = Records(window=x.window, steps=steps)
+    fresh = Records(x.window, steps, records.tokens)
     records = jax.tree.map(lambda old, new: old.at[slot].set(new), records, fresh)
     return (caches, records), out
 
@@ -125,18 +125,14 @@ def gated_delta_net(
     )
     # Everything of one token alone is computed flat, in a shape that does not depend on S and T;
     # only the delta rule sees sequences.
-    caches = carry[0]
-    tail = layer_rows(caches.tail, slot, batch.rows)
-    fresh = batch.grid(mixed).astype(rank.held)
-    windows = batch.flat(gdn.token_windows(tail, fresh))
-    channels = gdn.convolve(windows, weights.taps, numerics)
+    taps = config.linear_conv_kernel_dim
+    tails = carry[0].tails_of(slot, batch.rows, taps - 1)
+    line = jnp.concatenate([tails, batch.grid(mixed).astype(rank.held)], axis=1)
+    channels = gdn.convolve(batch.flat(gdn.token_windows(line, taps)), weights.taps, numerics)
     dims = (config.linear_key_head_dim, config.linear_value_head_dim)
     q, k, v = gdn.split_heads(channels, layout.key_heads, dims[0], layout.value_heads, dims[1])
     log_decay, beta = gdn.gates(a, b, weights.a_log, weights.dt_bias, numerics)
-    given = DeltaInput(
-        window=jnp.concatenate([tail, fresh], axis=1),
-        inputs=gdn.GdnInputs(q, k, v, log_decay, beta),
-    )
+    given = DeltaInput(line, gdn.GdnInputs(q, k, v, log_decay, beta))
     carry, out = memory(carry, slot, batch, given)
     heads = (layout.value_heads, config.linear_value_head_dim)
     gated = norm.gated_rms_norm(

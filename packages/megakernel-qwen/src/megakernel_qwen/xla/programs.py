@@ -15,16 +15,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from kda_mla_kernels import norm
 from kda_mla_kernels.gdn import DeltaStep
 from kda_mla_kernels.sampling import Sampling, sample
 
+from megakernel_qwen.layout import RANKS
 from megakernel_qwen.weights import QwenWeights
 from megakernel_qwen.xla.batch import Batch
 from megakernel_qwen.xla.caches import Caches, Records, cache_shapes, commit_records
-from megakernel_qwen.xla.forward import RANKS, Stream, embed, head, run_layers
+from megakernel_qwen.xla.forward import HeldLayers, Layers, Stream, embed, gather_logits, run_layers
 from megakernel_qwen.xla.mixers import Memory, Rank, chunk_memory, decode_memory, verify_memory
 
 __all__ = ["Programs", "as_i32"]
+
+SPLIT, WHOLE = PartitionSpec(RANKS), PartitionSpec()
 
 # Without this XLA may keep bf16 intermediates in f32, and the rounding would depend on fusion.
 _COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
@@ -50,16 +54,15 @@ class Programs:
         donate: tuple[int, ...],
     ) -> Callable[..., Any]:
         """Wraps a per-rank function; arguments split over ranks lose their rank axis inside."""
-        split = PartitionSpec(RANKS)
 
         def per_rank(*args: Any) -> Any:
             local = [
-                jax.tree.map(lambda x: x[0], arg) if spec == split else arg
+                jax.tree.map(lambda x: x[0], arg) if spec == SPLIT else arg
                 for arg, spec in zip(args, specs)
             ]
             outputs = body(*local)
             return tuple(
-                jax.tree.map(lambda x: x[None], out) if spec == split else out
+                jax.tree.map(lambda x: x[None], out) if spec == SPLIT else out
                 for out, spec in zip(outputs, results)
             )
 
@@ -74,7 +77,20 @@ class Programs:
         hidden = embed(self.rank, weights.embedding, batch.flat(batch.tokens))
         features = jnp.zeros((len(self.feature_layers), *hidden.shape), hidden.dtype)
         stream = Stream(hidden, features, caches, records)
-        return run_layers(self.rank, weights.layers, stream, batch, memory, self.feature_layers)
+        layers = self._layers(weights)
+        return run_layers(self.rank, layers, stream, batch, memory, self.feature_layers)
+
+    def _layers(self, weights: Any) -> Layers:
+        return HeldLayers(weights.layers)
+
+    def _head(self, weights: Any, hidden: jax.Array) -> jax.Array:
+        """Final norm and logits of the whole vocabulary, on every rank: [M, D] -> f32 [M, V]."""
+        eps = self.rank.layout.config.rms_norm_eps
+        normed = norm.rms_norm(hidden, weights.final_gain.reshape(-1), eps, self.rank.numerics)
+        return self._head_logits(weights, normed)
+
+    def _head_logits(self, weights: Any, normed: jax.Array) -> jax.Array:
+        return gather_logits(self.rank, self.rank.numerics.dot_rows(normed, weights.head_table))
 
     def empty(self) -> Caches:
         """Zeroed caches, split over the ranks."""
@@ -85,6 +101,19 @@ class Programs:
             return jax.tree.map(lambda x: jnp.zeros((self.mesh.size, *x.shape), x.dtype), shapes)
 
         return jax.jit(zeros, out_shardings=sharding)()
+
+    def choose(
+        self,
+        weights: Any,
+        caches: Caches,
+        step: tuple[Any, Any, Any],
+        sampling: Sampling | None,
+        with_logits: bool,
+    ) -> tuple[jax.Array, jax.Array | None, Caches]:
+        """A decode step over tokens, positions and active rows, greedy without ``sampling``."""
+        found = Sampling.greedy(self.rows) if sampling is None else sampling
+        chosen, logits, caches = self.decode(weights, caches, *step, found)
+        return chosen, logits, caches
 
     @cached_property
     def decode(self) -> Callable[..., tuple[jax.Array, jax.Array, Caches]]:
@@ -101,16 +130,15 @@ class Programs:
             columns = (tokens[:, None], positions[:, None], active[:, None])
             batch = Batch(*columns, rows=None, flat_rows=self.rows, alone=True)
             stream = self._run(weights, caches, batch, decode_memory, None)
-            logits = head(self.rank, weights, stream.hidden)
+            logits = self._head(weights, stream.hidden)
             chosen = sample(logits, sampling, positions + 1)
             return jnp.where(active, chosen, -1), logits, stream.caches
 
-        split, whole = PartitionSpec(RANKS), PartitionSpec()
-        specs = (split, split, whole, whole, whole, whole)
-        return self._compile(body, specs, (whole, whole, split), donate=(1,))
+        specs = (SPLIT, SPLIT, WHOLE, WHOLE, WHOLE, WHOLE)
+        return self._compile(body, specs, (WHOLE, WHOLE, SPLIT), donate=(1,))
 
     @cached_property
-    def verify(self) -> Callable[..., tuple[jax.Array, jax.Array, Caches, Records]]:
+    def verify(self) -> Callable[..., tuple[jax.Array, jax.Array, Caches, Any]]:
         """``(weights, caches, rows [S], tokens [S, T], positions [S])``."""
 
         def body(
@@ -125,13 +153,12 @@ class Programs:
             live = jnp.ones((s, t), bool)
             batch = Batch(tokens, positions, live, rows, flat_rows=self.rows, alone=True)
             stream = self._run(weights, caches, batch, verify_memory, self._no_records(s, t))
-            logits = batch.grid(head(self.rank, weights, stream.hidden))
+            logits = batch.grid(self._head(weights, stream.hidden))
             assert stream.records is not None
             return logits, self._features(stream, batch), stream.caches, stream.records
 
-        split, whole = PartitionSpec(RANKS), PartitionSpec()
-        specs = (split, split, whole, whole, whole)
-        return self._compile(body, specs, (whole, whole, split, split), donate=(1,))
+        specs = (SPLIT, SPLIT, WHOLE, WHOLE, WHOLE)
+        return self._compile(body, specs, (WHOLE, WHOLE, SPLIT, SPLIT), donate=(1,))
 
     def _no_records(self, s: int, t: int) -> Records:
         config, layout = self.rank.layout.config, self.rank.layout
@@ -144,6 +171,7 @@ class Programs:
                 key=jnp.zeros((layers, self.rows, heads, config.linear_key_head_dim)),
                 update=jnp.zeros((layers, self.rows, heads, config.linear_value_head_dim)),
             ),
+            tokens=t,
         )
 
     @staticmethod
@@ -160,8 +188,7 @@ class Programs:
         ) -> tuple[Caches]:
             return (commit_records(caches, records, rows, accepted),)
 
-        split, whole = PartitionSpec(RANKS), PartitionSpec()
-        return self._compile(body, (split, split, whole, whole), (split,), donate=(0,))
+        return self._compile(body, (SPLIT, SPLIT, WHOLE, WHOLE), (SPLIT,), donate=(0,))
 
     @cached_property
     def prefill(self) -> Callable[..., tuple[jax.Array, jax.Array, Caches]]:
@@ -192,12 +219,11 @@ class Programs:
             hidden = stream.hidden
             if not all_logits:
                 hidden = jax.lax.dynamic_slice_in_dim(hidden, valid - 1, 1)
-            logits = head(self.rank, weights, hidden)
+            logits = self._head(weights, hidden)
             return logits, self._features(stream, batch)[0], stream.caches
 
-        split, whole = PartitionSpec(RANKS), PartitionSpec()
-        specs = (split, split, whole, whole, whole, whole)
-        return self._compile(body, specs, (whole, whole, split), donate=(1,))
+        specs = (SPLIT, SPLIT, WHOLE, WHOLE, WHOLE, WHOLE)
+        return self._compile(body, specs, (WHOLE, WHOLE, SPLIT), donate=(1,))
 
 
 def as_i32(values: Any, name: str = "value") -> np.ndarray:

@@ -6,6 +6,7 @@ from vmem_pool.stream.plan import Segment, StreamPlan, choose_slot_bytes, plan_s
 from vmem_pool.stream.ring import Ring, SegmentReader, Stream, TakenTile, ring_scratch
 from vmem_pool.stream.show import print_stream
 from vmem_pool.stream.tiles import Cut, Matrix, Span, Tile
+from vmem_pool.stream.unpack import unpack_matrix
 
 __all__ = [
     "Cut",
@@ -25,4 +26,5 @@ __all__ = [
     "print_stream",
     "ring_scratch",
     "slots",
+    "unpack_matrix",
 ]

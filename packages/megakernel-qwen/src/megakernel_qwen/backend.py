@@ -1,4 +1,4 @@
-"""The model protocol over the XLA programs: checks host values, picks shapes, runs programs."""
+"""The model protocol over compiled programs: checks host values, picks shapes, runs programs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from kda_mla_kernels.model import Decoded, GenerationDefaults, ModelInfo, Prefil
 from kda_mla_kernels.sampling import Sampling
 from tokenizers import Tokenizer
 
-from megakernel_qwen.weights import QwenWeights
-from megakernel_qwen.xla.caches import Caches, Records
+from megakernel_qwen.xla.caches import Caches
 from megakernel_qwen.xla.programs import Programs, as_i32
 from megakernel_qwen.xla.rows import put_row, reset_row, take_row
 
-__all__ = ["MAX_CHUNK", "QwenState", "QwenXla", "cache_slots"]
+__all__ = ["MAX_CHUNK", "QwenModel", "QwenState", "cache_slots"]
 
 MAX_CHUNK = 1024
 _CHUNK_SHAPES = (16, 64, 256, MAX_CHUNK)
@@ -38,19 +37,20 @@ class QwenState:
     """The state of all rows; ``pending`` is what a verify step left to commit."""
 
     caches: Caches
-    pending: tuple[Records, jax.Array] | None = None
-    """replay records and the rows i32 [S] that they belong to"""
+    pending: tuple[Any, jax.Array] | None = None
+    """replay records, which know their tokens per sequence, and the rows i32 [S] they belong to"""
 
 
 @dataclass(frozen=True)
-class QwenXla:
+class QwenModel:
     """A loaded model (implements :class:`kda_mla_kernels.model.Model`)."""
 
     info: ModelInfo
     generation: GenerationDefaults
     chat_format: ChatFormat | None
     tokenizer: Tokenizer | None
-    weights: QwenWeights
+    weights: Any
+    """what the programs read"""
     programs: Programs
 
     def init_state(self) -> QwenState:
@@ -98,13 +98,10 @@ class QwenXla:
         self._check_settled(state)
         live = np.asarray(active, bool)
         self._check_step(tokens, positions, live)
-        chosen, logits, caches = self.programs.decode(
-            self.weights,
-            state.caches,
-            _ids(tokens),
-            _ids(positions),
-            live,
-            self._check_sampling(sampling),
+        self._check_sampling(sampling)
+        step = (_ids(tokens), _ids(positions), live)
+        chosen, logits, caches = self.programs.choose(
+            self.weights, state.caches, step, sampling, with_logits
         )
         return Decoded(chosen, logits if with_logits else None, QwenState(caches))
 
@@ -134,9 +131,8 @@ class QwenXla:
         if state.pending is None:
             raise ValueError("nothing to commit: call verify first")
         records, rows = state.pending
-        tokens = records.window.shape[3] - state.caches.tail.shape[3]
         self._check_usable(state)
-        self._check_counts(accepted, rows.size, tokens)
+        self._check_counts(accepted, rows.size, records.tokens)
         (caches,) = self.programs.commit(state.caches, records, rows, _ids(accepted))
         return QwenState(caches)
 
@@ -195,15 +191,13 @@ class QwenXla:
                 f" least as long a context as was taken (here {self.info.max_context})"
             )
 
-    def _check_sampling(self, sampling: Sampling | None) -> Sampling:
-        if sampling is None:
-            return Sampling.greedy(self.info.max_rows)
-        shape = np.shape(sampling.temperature)
-        if shape != (self.info.max_rows,):
+    def _check_sampling(self, sampling: Sampling | None) -> None:
+        rows = self.info.max_rows
+        if sampling is not None and np.shape(sampling.temperature) != (rows,):
             raise ValueError(
-                f"sampling holds {shape} parameters; it must hold {self.info.max_rows}, one per row"
+                f"sampling holds {np.shape(sampling.temperature)} parameters; it must hold {rows},"
+                " one per row"
             )
-        return sampling
 
     def _check_row(self, row: int) -> None:
         if not isinstance(row, int | np.integer) or not 0 <= row < self.info.max_rows:

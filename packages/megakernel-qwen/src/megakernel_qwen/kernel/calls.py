@@ -1,0 +1,143 @@
+"""The two Pallas calls: the step, which reads the state, and the commit, which writes it.
+
+A kernel that exchanges with other ranks and aliases its state would get two copies of the state in
+every program; a step that only reads and a commit that exchanges nothing get none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, cast
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from kda_mla_kernels.block import Where
+from kda_mla_kernels.gdn.kernel import GdnMemory, GdnVectors
+from kda_mla_kernels.gqa.kernel import GqaMemory, GqaVectors
+
+from megakernel_qwen.kernel.plan import StepPlan
+from megakernel_qwen.kernel.step import Scalars, StepOutputs, run_step, step_scratch
+from megakernel_qwen.kernel.weights import KernelWeights
+from megakernel_qwen.xla.caches import Caches
+
+__all__ = ["KernelRecords", "call_commit", "call_step"]
+
+VMEM_LIMIT_BYTES = (64 << 20) - (128 << 10)
+"""All of a TPU v7 core's VMEM that the compiler lets a kernel use."""
+STEP_COLLECTIVE_ID = 0
+
+_SMEM = pl.BlockSpec(memory_space=pltpu.SMEM)
+_VMEM = pl.BlockSpec(memory_space=pltpu.VMEM)
+_HBM = pl.BlockSpec(memory_space=pltpu.HBM)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KernelRecords:
+    """What a step would have done to the state, and to which part of it."""
+
+    gdn: Any
+    """f32 [Nl, P, record width]"""
+    gqa: Any
+    """[Nf, P, record width]"""
+
+
+def call_step(
+    plan: StepPlan, weights: KernelWeights, caches: Caches, scalars: Scalars, interpret: Any
+) -> StepOutputs:
+    """Runs the step on this rank; all ranks must do so.
+
+    Args:
+        weights, caches: this rank's; caches are read only.
+        scalars: arrays.
+        interpret: as in ``pallas_call``.
+    """
+    gdn, gqa = GdnMemory(caches.tail, caches.delta), GqaMemory(caches.keys, caches.values)
+    block = plan.block
+
+    def kernel(
+        scalars: Scalars,
+        weights: KernelWeights,
+        gdn: GdnMemory,
+        gqa: GqaMemory,
+        out: StepOutputs,
+        scratch: Any,
+    ) -> None:
+        run_step(plan, scalars, weights, gdn, gqa, out, scratch)
+
+    return pl.pallas_call(
+        kernel,
+        name=f"qwen_step_s{block.sequences}_t{block.tokens}",
+        out_shape=StepOutputs(**plan.output_shapes()),
+        in_specs=[
+            Scalars(_SMEM, Where(_SMEM, _SMEM), _SMEM),
+            _weight_specs(),
+            GdnMemory(_HBM, _HBM),
+            GqaMemory(_HBM, _HBM),
+        ],
+        out_specs=StepOutputs(_VMEM, _VMEM, _VMEM, _HBM, _HBM),
+        scratch_shapes=[cast(Any, step_scratch(plan))],
+        compiler_params=plan.barrier.compiler_params(
+            STEP_COLLECTIVE_ID, checks=bool(interpret), vmem_limit_bytes=VMEM_LIMIT_BYTES
+        ),
+        interpret=interpret,
+    )(scalars, weights, gdn, gqa)
+
+
+def call_commit(
+    plan: StepPlan,
+    caches: Caches,
+    records: KernelRecords,
+    where: Where,
+    accepted: jax.Array,
+    interpret: Any,
+) -> Caches:
+    """Moves every sequence of the block by its first accepted tokens, in place.
+
+    Args:
+        caches: this rank's, donated.
+        accepted: i32 [S].
+    """
+    gdn, gqa = GdnMemory(caches.tail, caches.delta), GqaMemory(caches.keys, caches.values)
+    both = (gdn, gqa)
+
+    def kernel(
+        where: Where,
+        accepted: Any,
+        records: KernelRecords,
+        _: Any,
+        gdn: GdnMemory,
+        gqa: GqaMemory,
+        scratch: Any,
+    ) -> None:
+        plan.replay(scratch[0], gdn, records.gdn, where, accepted)
+        plan.key_values(scratch[1], gqa, records.gqa, where, accepted)
+
+    specs = (GdnMemory(_HBM, _HBM), GqaMemory(_HBM, _HBM))
+    moved_gdn, moved_gqa = pl.pallas_call(
+        kernel,
+        name=f"qwen_commit_s{plan.block.sequences}_t{plan.block.tokens}",
+        out_shape=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), both),
+        in_specs=[Where(_SMEM, _SMEM), _SMEM, KernelRecords(_HBM, _HBM), specs],
+        out_specs=specs,
+        scratch_shapes=[cast(Any, (plan.replay.scratch(), plan.key_values.scratch()))],
+        # Flattened: rows, positions, accepted, two records, then the four parts of the state.
+        input_output_aliases={5 + part: part for part in range(4)},
+        interpret=interpret,
+    )(where, accepted, records, both)
+    return Caches(moved_gdn.tail, moved_gdn.delta, moved_gqa.keys, moved_gqa.values)
+
+
+def _weight_specs() -> KernelWeights:
+    """Large arrays stay in HBM; small vectors are copied to VMEM before the kernel."""
+    return KernelWeights(
+        image=_HBM,
+        gates=_HBM,
+        embedding=_HBM,
+        mixer_gain=_VMEM,
+        mlp_gain=_VMEM,
+        final_gain=_VMEM,
+        gdn=GdnVectors(*(_VMEM for _ in fields(GdnVectors))),
+        gqa=GqaVectors(*(_VMEM for _ in fields(GqaVectors))),
+    )

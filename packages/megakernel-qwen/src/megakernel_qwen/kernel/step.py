@@ -1,0 +1,321 @@
+"""THE kernel: a whole decode step, or a verify step, in one call.
+
+It reads weights and state and returns logits, tokens and the records that a commit applies. The
+weight stream runs through all of it: nothing here waits for a load to be started.
+
+Letters: M rows, P padded rows, D hidden, F feature layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from kda_mla_kernels.block import Where
+from kda_mla_kernels.gdn.kernel import GdnMemory
+from kda_mla_kernels.gqa.kernel import GqaMemory
+from kda_mla_kernels.head import best_of_shard
+from kda_mla_kernels.norm import rms_norm
+from vmem_pool.stream import Ring, Stream, matvec, ring_scratch
+
+from megakernel_qwen.kernel.plan import StepPlan
+from megakernel_qwen.kernel.weights import KernelWeights, gate_rows
+from megakernel_qwen.layout import RANKS
+
+__all__ = ["Scalars", "StepOutputs", "StepScratch", "run_step", "step_scratch"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Scalars:
+    """What a step is told in SMEM."""
+
+    tokens: Any
+    """i32 [M]"""
+    where: Where
+    kinds: Any
+    """i32 [3, layers], see ``KernelModel.kinds``"""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StepOutputs:
+    """What a step returns, per rank."""
+
+    tokens: Any
+    """i32 [P, 1], VMEM: each row's best token of the whole vocabulary, equal on all ranks"""
+    logits: Any
+    """f32 [P, columns of the rank's head], VMEM"""
+    features: Any
+    """[F, P, D], VMEM"""
+    gdn: Any
+    """f32 [Nl, P, record width], HBM"""
+    gqa: Any
+    """[Nf, P, record width], HBM"""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StepScratch:
+    """VMEM and semaphores of a step."""
+
+    ring: Ring
+    embedding: Any
+    delta_net: Any
+    attention: Any
+    feed_forward: Any
+    reduce: Any
+    arg_max: Any
+    x: Any
+    """[P, D] the residual stream"""
+    normed: Any
+    """[P, D] input of a projection"""
+    partial: Any
+    """f32 [P, D] this rank's part of a projection's sum"""
+    gdn_in: Any
+    gdn_out: Any
+    gqa_in: Any
+    gqa_out: Any
+    gates: Any
+    """[2, B, D] gate projections of a linear layer, in turns"""
+    gates_sems: Any
+
+
+def step_scratch(plan: StepPlan) -> StepScratch:
+    """The entry of ``scratch_shapes``."""
+    model, rows = plan.model, plan.block.padded
+    hidden, layout = model.layout.config.hidden_size, model.layout
+    gdn, gqa = model.gdn_shape, model.gqa_shape
+
+    def held(*shape: int) -> Any:
+        return pltpu.VMEM(shape, model.held)
+
+    return StepScratch(
+        ring=ring_scratch(model.stream),
+        embedding=plan.embedding.scratch(),
+        delta_net=plan.delta_net.scratch(),
+        attention=plan.attention.scratch(),
+        feed_forward=plan.feed_forward.scratch(),
+        reduce=plan.reduce.scratch(),
+        arg_max=plan.arg_max.scratch(),
+        x=held(rows, hidden),
+        normed=held(rows, hidden),
+        partial=pltpu.VMEM((rows, hidden), jnp.float32),
+        gdn_in=held(rows, gdn.channels + gdn.value_width),
+        gdn_out=held(rows, gdn.value_width),
+        gqa_in=held(rows, gqa.projected_width),
+        gqa_out=held(rows, gqa.query_width),
+        gates=held(2, gate_rows(layout), hidden),
+        gates_sems=pltpu.SemaphoreType.DMA((2,)),
+    )
+
+
+@dataclass(frozen=True)
+class Step:
+    """The references of one call, and its stages as methods. It exists while tracing."""
+
+    plan: StepPlan
+    scalars: Scalars
+    weights: KernelWeights
+    gdn: GdnMemory
+    gqa: GqaMemory
+    out: StepOutputs
+    scratch: StepScratch
+    stream: Stream
+
+    def start(self) -> None:
+        """Starts every load that needs nothing but the arguments."""
+        plan, where = self.plan, self.scalars.where
+        self.stream.start()
+        plan.barrier.signal()
+        plan.embedding.start(
+            self.scratch.embedding, self.weights.embedding, self.scalars.tokens, self._first_id()
+        )
+        if self._counts[0]:
+            self._load_gates(0).start()
+            plan.delta_net.start(self.scratch.delta_net, self.gdn, where, 0)
+        if self._counts[1]:
+            plan.attention.start(self.scratch.attention, self.gqa, where, 0)
+
+    def embed(self) -> None:
+        """x = the tokens' embedding."""
+        partial = self.plan.embedding(
+            self.scratch.embedding, self.weights.embedding, self.scalars.tokens, self._first_id()
+        )
+        self.plan.barrier.wait()
+        total = self.plan.reduce(self.scratch.reduce, partial, 0)
+        self.scratch.x[...] = self.plan.model.numerics.round(self._padded(total))
+
+    def layer(self, layer: jax.Array, pos: Any) -> Any:
+        """``x += mixer(norm(x))``, then ``x += mlp(norm(x))``; returns where the stream stands."""
+        is_full, index, feature = (self.scalars.kinds[part, layer] for part in range(3))
+        self._norm(self.weights.mixer_gain[layer])
+        pos = self._mixer(is_full, index, pos)
+        self._add_sum(1 + 2 * layer)
+        self._norm(self.weights.mlp_gain[layer])
+        reader = self.stream.segment("mlp", pos)
+        scratch = self.scratch
+        self.plan.feed_forward(scratch.feed_forward, reader, scratch.normed, scratch.partial)
+        self._add_sum(2 + 2 * layer)
+        if self.plan.model.feature_layers:
+            self._keep_feature(feature)
+        return reader.done()
+
+    def head(self, pos: Any) -> None:
+        """Logits of this rank's vocabulary and the best token of all."""
+        layout, scratch = self.plan.model.layout, self.scratch
+        self._norm(self.weights.final_gain[...])
+        reader = self.stream.segment("head", pos)
+        precision = self.plan.model.numerics.precision
+        matvec(reader, "head", scratch.normed, self.out.logits, precision=precision)
+        reader.done()
+        count = jnp.clip(layout.config.vocab_size - self._first_id(), 0, layout.vocab_rows)
+        best, ids = best_of_shard(self.out.logits[...], self._first_id(), count)
+        refs = scratch.arg_max
+        handle = self.plan.arg_max.start(refs, best, ids, 0)
+        self.out.tokens[...] = self.plan.arg_max.finish(handle)[1]
+
+    def drain(self) -> None:
+        """Waits for the records of the last layers."""
+        if self._counts[0]:
+            self.plan.delta_net.drain(self.scratch.delta_net, self.out.gdn)
+        if self._counts[1]:
+            self.plan.attention.drain(self.scratch.attention, self.out.gqa)
+
+    @property
+    def _counts(self) -> tuple[int, int]:
+        """Linear and attention layers."""
+        config = self.plan.model.layout.config
+        return len(config.linear_layers), len(config.full_layers)
+
+    def _first_id(self) -> jax.Array:
+        return lax.axis_index(RANKS) * self.plan.model.layout.vocab_rows
+
+    def _padded(self, rows: jax.Array) -> jax.Array:
+        """[M, D] -> [P, D]."""
+        missing = self.plan.block.padded - rows.shape[0]
+        if not missing:
+            return rows
+        return jnp.concatenate([rows, jnp.zeros((missing, rows.shape[1]), rows.dtype)], axis=0)
+
+    def _norm(self, gain: jax.Array) -> None:
+        """normed = norm(x)."""
+        model = self.plan.model
+        eps = model.layout.config.rms_norm_eps
+        self.scratch.normed[...] = rms_norm(self.scratch.x[...], gain, eps, model.numerics)
+
+    def _add_sum(self, use: Any) -> None:
+        """x += the sum of all ranks' partial results."""
+        round_ = self.plan.model.numerics.round
+        partial = self.scratch.partial[...][: self.plan.block.rows]
+        total = round_(self._padded(self.plan.reduce(self.scratch.reduce, partial, use)))
+        x = self.scratch.x[...].astype(jnp.float32)
+        self.scratch.x[...] = round_(x + total.astype(jnp.float32))
+
+    def _mixer(self, is_full: jax.Array, index: jax.Array, pos: Any) -> Any:
+        linear, full = self._counts
+        if not full:
+            return self._gated_delta_net(index, pos)
+        if not linear:
+            return self._gated_attention(index, pos)
+        return lax.cond(
+            is_full == 1,
+            lambda: self._gated_attention(index, pos),
+            lambda: self._gated_delta_net(index, pos),
+        )
+
+    def _gated_delta_net(self, index: jax.Array, pos: Any) -> Any:
+        """partial = this rank's heads of a gated delta net; then the next one's loads start."""
+        plan, scratch, where = self.plan, self.scratch, self.scalars.where
+        numerics = plan.model.numerics
+        reader = self.stream.segment("linear_attention", pos)
+        matvec(reader, "in_proj", scratch.normed, scratch.gdn_in, precision=numerics.precision)
+        out = plan.delta_net(
+            scratch.delta_net,
+            self.gdn,
+            self.weights.gdn,
+            scratch.gdn_in,
+            self._project_gates(index),
+            where,
+            index,
+            self.out.gdn,
+        )
+
+        @pl.when(index + 1 < self._counts[0])
+        def _() -> None:
+            self._load_gates(index + 1).start()
+            plan.delta_net.start(scratch.delta_net, self.gdn, where, index + 1)
+
+        scratch.gdn_out[...] = out
+        matvec(reader, "out_proj", scratch.gdn_out, scratch.partial, precision=numerics.precision)
+        return reader.done()
+
+    def _gated_attention(self, index: jax.Array, pos: Any) -> Any:
+        """partial = this rank's heads of an attention layer; then the next one's loads start."""
+        plan, scratch, where = self.plan, self.scratch, self.scalars.where
+        precision = plan.model.numerics.precision
+        reader = self.stream.segment("full_attention", pos)
+        matvec(reader, "in_proj", scratch.normed, scratch.gqa_in, precision=precision)
+        out = plan.attention(
+            scratch.attention,
+            self.gqa,
+            self.weights.gqa,
+            scratch.gqa_in,
+            where,
+            index,
+            self.out.gqa,
+        )
+
+        @pl.when(index + 1 < self._counts[1])
+        def _() -> None:
+            plan.attention.start(scratch.attention, self.gqa, where, index + 1)
+
+        scratch.gqa_out[...] = out
+        matvec(reader, "out_proj", scratch.gqa_out, scratch.partial, precision=precision)
+        return reader.done()
+
+    def _load_gates(self, index: Any) -> Any:
+        slot = lax.rem(jnp.int32(index), jnp.int32(2))
+        return pltpu.make_async_copy(
+            self.weights.gates.at[index],
+            self.scratch.gates.at[slot],
+            self.scratch.gates_sems.at[slot],
+        )
+
+    def _project_gates(self, index: jax.Array) -> jax.Array:
+        """f32 [P, 2·Hv]: b, then a, rounded."""
+        numerics, layout = self.plan.model.numerics, self.plan.model.layout
+        self._load_gates(index).wait()
+        table = self.scratch.gates[lax.rem(index, jnp.int32(2))]
+        both = numerics.dot_rows(self.scratch.normed[...], table)
+        return numerics.round(both[:, : 2 * layout.value_heads]).astype(jnp.float32)
+
+    def _keep_feature(self, feature: jax.Array) -> None:
+        @pl.when(feature < len(self.plan.model.feature_layers))
+        def _() -> None:
+            self.out.features[feature] = self.scratch.x[...]
+
+
+def run_step(
+    plan: StepPlan,
+    scalars: Scalars,
+    weights: KernelWeights,
+    gdn: GdnMemory,
+    gqa: GqaMemory,
+    out: StepOutputs,
+    scratch: StepScratch,
+) -> None:
+    """The kernel body: references in, the whole step out."""
+    stream = Stream(plan.model.stream, scratch.ring, weights.image)
+    step = Step(plan, scalars, weights, gdn, gqa, out, scratch, stream)
+    step.start()
+    step.embed()
+    layers = plan.model.layout.config.num_layers
+    pos = lax.fori_loop(0, layers, step.layer, jnp.int32(0))
+    step.head(pos)
+    step.drain()

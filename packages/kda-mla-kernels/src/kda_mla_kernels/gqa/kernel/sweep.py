@@ -122,8 +122,8 @@ class Sweep:
         queries = self._queries(scratch, s)
 
         def step(index: jax.Array, running: Running) -> Running:
-            buffer = lax.rem(taken + index, 2)
-            self._start_next(scratch, source, (s, index, last), 1 - buffer)
+            buffer, other = self._buffer(taken + index), self._buffer(taken + index + 1)
+            self._start_next(scratch, source, (s, index, last), other)
             self._wait(scratch, source, buffer)
             first = position - index * self.tile
 
@@ -139,6 +139,10 @@ class Sweep:
         running = lax.fori_loop(0, last + 1, step, Running.empty(heads * rows, dim))
         self._keep(scratch, s, (running.out / running.total).reshape(queries.shape))
         return taken + last + 1
+
+    def _buffer(self, number: jax.Array) -> jax.Array:
+        """Where the layer's tile of this number lives."""
+        return lax.rem(number, 2)
 
     def _copies(
         self, scratch: SweepScratch, source: Source, at: tuple[Any, Any], buffer: Any

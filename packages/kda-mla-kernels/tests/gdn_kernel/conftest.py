@@ -11,3 +11,4 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "tpu_compile: compiles for a TPU that is not there")
+    config.addinivalue_line("markers", "slow: takes long (not in the fast set)")

@@ -64,7 +64,8 @@ def layers_call(stage, layers, interpret=False, compiler_params=None):
 def stage_call(net, block, interpret):
     """Jitted once for all tests of a file."""
     params = pltpu.InterpretParams(**dict(interpret))
-    return jax.jit(layers_call(net.stage(block), net.layers, params))
+    call = layers_call(net.stage(block), net.layers, params)
+    return jax.jit(call, compiler_options=net.compiler_options)
 
 
 @cache
@@ -72,7 +73,7 @@ def commit_call(net, block, interpret):
     """Jitted once for all tests of a file."""
     params = pltpu.InterpretParams(**dict(interpret))
     run = partial(commit_states, net.shape, block, net.numerics.activation, interpret=params)
-    return jax.jit(run)
+    return jax.jit(run, compiler_options=net.compiler_options)
 
 
 SMALL = GdnShape(key_heads=2, value_heads=4, key_dim=16, value_dim=32, taps=4)
@@ -88,6 +89,14 @@ class Net:
     rows: int = 5
     eps: float = 1e-6
     kind: type[DeltaNet] = DeltaNet
+    quick: bool = False
+    """Compiles without optimising: twice as fast, but nothing fuses products into sums."""
+    tag: str = ""
+    """Keeps compiled calls of a patched kernel apart."""
+
+    @property
+    def compiler_options(self):
+        return {"xla_backend_optimization_level": 0} if self.quick else {}
 
     def stage(self, block):
         return self.kind(self.shape, block, self.numerics, self.eps, self.numerics.activation)
@@ -142,7 +151,9 @@ class Net:
     def expected(self, memory, tokens, rows):
         """Outputs [Nl, S, T, Hv·V] and the state after all tokens, by the references."""
         rows = jnp.asarray(rows)
-        layers = jax.jit(jax.vmap(self._layer, in_axes=(0, 0, 0, None)))
+        layers = jax.jit(
+            jax.vmap(self._layer, in_axes=(0, 0, 0, None)), compiler_options=self.compiler_options
+        )
         out, tail, delta = layers(self.vectors, memory, tokens, rows)
         moved = GdnMemory(memory.tail.at[:, rows].set(tail), memory.delta.at[:, rows].set(delta))
         return np.asarray(out.astype(jnp.float32)), moved

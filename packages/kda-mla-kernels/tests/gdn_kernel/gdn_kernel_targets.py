@@ -103,8 +103,8 @@ def commit_short_tail(topology):
     return commit(topology, replace(RANK, tail_padding=0), Block(8, 1))
 
 
-def print_copies(target):
+def print_copies(build):
     """Prints the shapes that the compiled program copies, outside of its kernels."""
-    function, arguments = globals()[target](topology_of("tpu7x:2x2x1"))
+    function, arguments = globals()[build](topology_of("tpu7x:2x2x1"))
     text = function.lower(*arguments).compile().as_text()
     print("copied:", *re.findall(r"= \(?(\w+\[[\d,]*\])[^=\n]*\bcopy(?:-start)?\(", text))

@@ -87,17 +87,18 @@ def test_tokens_of_a_block_have_the_bits_of_single_steps(numerics):
 @POLICIES
 def test_a_row_alone_has_the_bits_it_has_beside_others(numerics):
     net = Net(numerics=numerics)
-    tokens = net.tokens(3, 1)
-    out, records = net.run(Block(3, 1), net.memory, tokens, ROWS)
-    for s, row in enumerate(ROWS):
-        alone, record = net.run(Block(1, 1), net.memory, [x[:, s : s + 1] for x in tokens], [row])
+    tokens = net.tokens(2, 1)
+    out, records = net.run(Block(2, 1), net.memory, tokens, ROWS[:2])
+    for s, row in enumerate(ROWS[:2]):
+        own = [x[:, s : s + 1] for x in tokens]
+        alone, record = net.run(Block(1, 1), net.memory, own, [row])
         np.testing.assert_array_equal(alone[:, 0], out[:, s])
         np.testing.assert_array_equal(record[:, 0], records[:, s])
 
 
 def test_a_padded_tail_gives_the_same_bits_and_keeps_its_padding():
     plain, block, rows = Net(), Block(2, 3), ROWS[:2]
-    padded = Net(shape=replace(SMALL, tail_padding=1))
+    padded = replace(plain, shape=replace(SMALL, tail_padding=1))
     tail = jnp.pad(plain.memory.tail, [(0, 0), (0, 0), (0, 1), (0, 0)])
     memory = replace(plain.memory, tail=tail)
     tokens = plain.tokens(2, 3)

@@ -1,16 +1,20 @@
 """Transfers of the stage and of its commit: no races, none left, and broken copies are caught."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from gdn_kernel_harness import Net, commit_call, stage_call
+from gdn_kernel_harness import Net
 from kda_mla_kernels.block import Block
 from kda_mla_kernels.gdn.kernel import DeltaNet
 from kda_mla_kernels.gdn.kernel.commit import _Turns
 
-MODES = pytest.mark.parametrize("mode", ["on_wait", "eager"])
 # Three sequences in two buffers, two layers with one record buffer, six turns in three slots.
-NET, BLOCK, ROWS = Net(), Block(3, 1), (3, 1, 4)
+NET, BLOCK, ROWS = Net(quick=True), Block(3, 1), (3, 1, 4)
 TOKENS = NET.tokens(3, 1)
+# Copies as late as a wait allows, or at once.
+LATE = {"dma_execution_mode": "on_wait", "detect_races": True}
+EARLY = {"dma_execution_mode": "eager", "detect_races": True}
 
 
 @pytest.fixture
@@ -31,37 +35,26 @@ def faults(capfd):
     return found
 
 
-@pytest.fixture
-def fresh():
-    """Compiled calls of a mutant belong to it alone."""
-    yield
-    stage_call.cache_clear()
-    commit_call.cache_clear()
+def step(kind=DeltaNet, mode=LATE):
+    return replace(NET, kind=kind).run(BLOCK, NET.memory, TOKENS, ROWS, **mode)
 
 
-def step(**interpret):
-    return NET.run(BLOCK, NET.memory, TOKENS, ROWS, **interpret)
+def committed(records, accepted, mode=LATE, tag=""):
+    return replace(NET, tag=tag).commit(BLOCK, NET.memory, records, ROWS, accepted, **mode)
 
 
-def committed(records, **interpret):
-    return NET.commit(BLOCK, NET.memory, records, ROWS, [1, 0, 1], **interpret)
+def test_steps_and_commits_are_ordered_and_leave_nothing_behind_in_both_modes(faults):
+    runs = []
 
+    def run(mode):
+        out, records = step(mode=mode)
+        states = [committed(records, accepted, mode) for accepted in ([1, 0, 1], [1, 1, 1])]
+        runs.append([out, records, *(part for m in states for part in (m.tail, m.delta))])
 
-@MODES
-def test_a_step_and_its_commit_are_ordered_and_leave_nothing_behind(faults, mode):
-    out, records = step()
-    moved = committed(records)
-    seen = []
-
-    def run():
-        seen.append(step(dma_execution_mode=mode, detect_races=True))
-        seen.append(committed(records, dma_execution_mode=mode, detect_races=True))
-
-    assert faults(run) == set()
-    np.testing.assert_array_equal(seen[0][0], out)
-    np.testing.assert_array_equal(seen[0][1], records)
-    np.testing.assert_array_equal(seen[1].delta, moved.delta)
-    np.testing.assert_array_equal(seen[1].tail, moved.tail)
+    assert faults(lambda: run(LATE)) == set()
+    assert faults(lambda: run(EARLY)) == set()
+    for late, early in zip(*runs, strict=True):
+        np.testing.assert_array_equal(late, early)
 
 
 class _NoWait:
@@ -74,49 +67,49 @@ class _NoWait:
         pass
 
 
-def _without_waits(monkeypatch, name):
-    made = getattr(DeltaNet, name)
-    monkeypatch.setattr(DeltaNet, name, lambda *arguments: _NoWait(made(*arguments)))
+class ReadsBeforeWaiting(DeltaNet):
+    """The state is read while it is still on its way."""
+
+    def _load_state(self, *arguments):
+        return _NoWait(super()._load_state(*arguments))
 
 
-@pytest.mark.parametrize("load", ["_load_state", "_load_tail"])
-def test_reading_before_the_load_is_waited_for_is_seen(monkeypatch, fresh, load):
-    _without_waits(monkeypatch, load)
-    stage_call.cache_clear()
-    assert np.isnan(step()[0]).any()  # what has not arrived is NaN
+class OverwritesItsRecord(DeltaNet):
+    """The record of a layer is written over that of the layer before; only ``drain`` waits."""
+
+    def _send_record(self, scratch, records, layer):
+        copy = super()._send_record(scratch, records, layer)
+        return copy if isinstance(layer, int) else _NoWait(copy)
 
 
-def test_a_record_that_is_overwritten_on_its_way_is_seen(monkeypatch, fresh):
-    _, right = step()
-    send = DeltaNet._send_record
+class NeverDrains(DeltaNet):
+    """The last record is left on its way."""
 
-    def late(self, scratch, records, layer):
-        copy = send(self, scratch, records, layer)
-        return copy if isinstance(layer, int) else _NoWait(copy)  # only drain waits
-
-    monkeypatch.setattr(DeltaNet, "_send_record", late)
-    stage_call.cache_clear()
-    assert not np.array_equal(step()[1], right)
+    def drain(self, scratch, records):
+        pass
 
 
-def test_a_record_that_nobody_waits_for_is_seen(monkeypatch, fresh, faults):
-    monkeypatch.setattr(DeltaNet, "drain", lambda *arguments: None)
-    stage_call.cache_clear()
-    assert faults(lambda: step(dma_execution_mode="eager")) == {"semaphore"}
+def test_reading_before_the_load_is_waited_for_is_seen():
+    assert np.isnan(step(ReadsBeforeWaiting)[0]).any()  # what has not arrived is NaN
 
 
-def test_a_slot_that_is_filled_before_its_state_has_left_is_seen(monkeypatch, fresh):
+def test_a_record_that_is_overwritten_on_its_way_is_seen():
+    assert not np.array_equal(step(OverwritesItsRecord)[1], step()[1])
+
+
+def test_a_record_that_nobody_waits_for_is_seen(faults):
+    assert faults(lambda: step(NeverDrains, EARLY)) >= {"semaphore"}
+
+
+def test_a_slot_that_is_filled_before_its_state_has_left_is_seen(monkeypatch):
     _, records = step()
     every = [1, 1, 1]
-    right = NET.commit(BLOCK, NET.memory, records, ROWS, every)
-    wait = _Turns.wait_stores
+    right, wait = committed(records, every), _Turns.wait_stores
 
     def late(self, turn):
         if isinstance(turn, int):  # only the last two turns are waited for
             wait(self, turn)
 
     monkeypatch.setattr(_Turns, "wait_stores", late)
-    commit_call.cache_clear()
-    assert not np.array_equal(
-        NET.commit(BLOCK, NET.memory, records, ROWS, every).delta, right.delta
-    )
+    mutant = committed(records, every, tag="late")
+    assert not np.array_equal(mutant.delta, right.delta)

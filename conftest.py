@@ -1,6 +1,28 @@
-"""Options for the whole workspace's test run."""
+"""Options for the whole workspace's test run, and one cache of compiled programs for all of it."""
+
+import atexit
+import os
+import shutil
+import tempfile
 
 import pytest
+
+
+def _share_compiled_programs() -> None:
+    """Lets all processes of this run compile each program once; nothing outlives the run.
+
+    Set while this file is imported: jax reads it on its own import, which other conftest files do.
+    Workers and subprocesses inherit it. A folder that was chosen before is kept.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    folder = tempfile.mkdtemp(prefix="compiled-programs-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+
+_share_compiled_programs()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

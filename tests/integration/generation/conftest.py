@@ -31,14 +31,16 @@ def embedded() -> Path:
 def environment(tmp_path_factory) -> dict[str, str]:
     """Variables without the user's own settings.
 
-    All processes share compiled programs, and have the same rows and context so that they can.
+    All processes share compiled programs with each other and with this one, and have the same rows
+    and context so that they can.
     """
     foreign = ("MEGAKERNEL_", "QWEN_", "HF_", "JAX_", "XLA_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    programs = os.environ.get("JAX_COMPILATION_CACHE_DIR") or tmp_path_factory.mktemp("programs")
     return kept | {
         "COLUMNS": "200",
         "HF_HUB_OFFLINE": "1",
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("programs")),
+        "JAX_COMPILATION_CACHE_DIR": str(programs),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
         "JAX_PLATFORMS": "cpu",
         "MEGAKERNEL_CONTEXT": "512",

@@ -32,6 +32,10 @@ from .workspace import Package, member, packages
 
 PLUGIN = "bounded_run"
 
+FOREIGN = ("PYTHON", "PYTEST", "HF_", "XLA_", "JAX_", "COV_")
+SHARED_PROGRAMS = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+"""What an environment is not told of the running one, except for where compiled programs are."""
+
 
 @dataclass(frozen=True)
 class Environment:
@@ -60,7 +64,7 @@ class Environment:
         inherited = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("PYTHON", "PYTEST", "HF_", "XLA_", "JAX_", "COV_"))
+            if name in SHARED_PROGRAMS or not name.startswith(FOREIGN)
         }
         return subprocess.run(
             [str(part) for part in command],

@@ -6,18 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kda_mla_kernels.gdn import (
-    GdnInputs,
-    causal_convolution,
-    chunked_delta_rule,
-    gates,
-    recur,
-    replay,
-    sequence,
-    split_heads,
-)
+from kda_mla_kernels import gdn
+from kda_mla_kernels.gdn import GdnInputs, causal_convolution, gates, recur, sequence, split_heads
 from kda_mla_kernels.gdn.chunked import unit_lower_inverse
 from kda_mla_kernels.numerics import BF16, F32
+
+# One program each, as models run them; op by op every shape would be dozens of programs.
+chunked_delta_rule = jax.jit(gdn.chunked_delta_rule)
+replay = jax.jit(gdn.replay)
 
 GOLDEN = Path(__file__).parent / "golden" / "components"
 HEADS, VALUE_HEADS, DIM = 2, 6, 32
@@ -41,6 +37,7 @@ def inputs(golden):
     return GdnInputs(q, k, v, log_decay, beta)
 
 
+@jax.jit
 def recur_each(states, inputs):
     """The recurrent form over [S, T, ...] inputs, sequence after sequence."""
     s, t = inputs.beta.shape[:2]
@@ -49,21 +46,27 @@ def recur_each(states, inputs):
     return states, out.reshape(s, t, *out.shape[1:]), steps
 
 
+def normal(shape, seed):
+    """Drawn by numpy: jax would compile a program for each shape."""
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
 def random_inputs(tokens, seed=0, sequences=2, heads=3, dim=16):
-    keys = jax.random.split(jax.random.key(seed), 5)
+    rng = np.random.default_rng(seed)
     shape = (sequences, tokens, heads)
 
-    def unit(key):
-        x = jax.random.normal(key, (*shape, dim))
-        return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+    def unit():
+        x = rng.normal(size=(*shape, dim))
+        return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
-    return GdnInputs(
-        q=unit(keys[0]) * dim**-0.5,
-        k=unit(keys[1]),
-        v=jax.random.normal(keys[2], (*shape, dim)),
-        log_decay=-jax.nn.softplus(jax.random.normal(keys[3], shape) * 3),
-        beta=jax.nn.sigmoid(jax.random.normal(keys[4], shape)),
+    inputs = GdnInputs(
+        q=unit() * dim**-0.5,
+        k=unit(),
+        v=rng.normal(size=(*shape, dim)),
+        log_decay=-np.logaddexp(0, rng.normal(size=shape) * 3),
+        beta=1 / (1 + np.exp(-rng.normal(size=shape))),
     )
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), inputs)
 
 
 def test_gates_and_unit_vectors_equal_the_golden(golden, inputs):
@@ -94,7 +97,7 @@ def test_one_token_equals_the_golden(golden, inputs):
 
 def test_a_whole_sequence_is_the_recurrent_form_of_one():
     x = random_inputs(20)
-    start = jax.random.normal(jax.random.key(9), (2, 3, 16, 16)) * 0.1
+    start = normal((2, 3, 16, 16), seed=9) * 0.1
     states, out, _ = recur_each(start, x)
     for s in range(2):
         state, own = sequence(start[s], jax.tree.map(lambda a, s=s: a[s], x))
@@ -105,7 +108,7 @@ def test_a_whole_sequence_is_the_recurrent_form_of_one():
 @pytest.mark.parametrize("tokens", [1, 63, 64, 65, 200])
 def test_chunked_equals_recurrent_for_any_length(tokens):
     x = random_inputs(tokens)
-    start = jax.random.normal(jax.random.key(9), (2, 3, 16, 16)) * 0.1
+    start = normal((2, 3, 16, 16), seed=9) * 0.1
     state, out, _ = recur_each(start, x)
     chunk_state, chunk_out = chunked_delta_rule(start, x, jnp.array([tokens, tokens]))
     np.testing.assert_allclose(chunk_out, out, atol=5e-6)
@@ -115,7 +118,7 @@ def test_chunked_equals_recurrent_for_any_length(tokens):
 @pytest.mark.parametrize("valid", [0, 1, 5, 70])
 def test_padding_after_the_valid_tokens_changes_nothing(valid):
     x = random_inputs(70)
-    start = jax.random.normal(jax.random.key(9), (2, 3, 16, 16)) * 0.1
+    start = normal((2, 3, 16, 16), seed=9) * 0.1
     state, out = chunked_delta_rule(start, x, jnp.array([valid, 70]))
     short = jax.tree.map(lambda a: a[:1, :valid], x)
     expected, expected_out, _ = recur_each(start[:1], short)
@@ -150,13 +153,13 @@ def test_unit_lower_inverse_equals_numpy():
     lower = np.tril(np.random.default_rng(0).normal(size=(3, 32, 32)), -1) * 0.3
     expected = np.linalg.inv(lower + np.eye(32))
     np.testing.assert_allclose(
-        unit_lower_inverse(jnp.asarray(lower, jnp.float32)), expected, rtol=1e-4, atol=1e-4
+        jax.jit(unit_lower_inverse)(jnp.asarray(lower, jnp.float32)), expected, rtol=1e-4, atol=1e-4
     )
 
 
 def test_replay_is_bit_equal_to_feeding_the_accepted_tokens():
     x = random_inputs(8)
-    start = jax.random.normal(jax.random.key(9), (2, 3, 16, 16))
+    start = normal((2, 3, 16, 16), seed=9)
     _, _, steps = recur_each(start, x)
     step = jax.jit(lambda states, token: recur(states, token, jnp.arange(2))[0])
     fed = [start]  # the state after each count of tokens, fed one by one

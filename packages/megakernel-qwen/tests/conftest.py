@@ -9,9 +9,10 @@ import pytest
 from kda_mla_kernels.checkpoint import open_checkpoint
 from megakernel_qwen import package
 from megakernel_qwen.config import QwenConfig
+from tpu_collectives.testing import virtual_devices
 
 jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 8)
+virtual_devices(8)
 
 TINY = Path(__file__).parent / "golden" / "qwen_tiny"
 
@@ -112,3 +113,15 @@ def row_state(state, row, positions):
 @pytest.fixture(scope="session")
 def state_of_row():
     return row_state
+
+
+def joined_channels(layout, tail):
+    """[ranks, layers, 3, channels of a rank] -> [layers, 3, all queries, keys, values]."""
+    cuts = [layout.key_width, 2 * layout.key_width]
+    parts = np.split(np.moveaxis(tail, 0, 2), cuts, axis=-1)
+    return np.concatenate([part.reshape(*part.shape[:2], -1) for part in parts], axis=-1)
+
+
+@pytest.fixture(scope="session")
+def channels_of_all_ranks():
+    return joined_channels

@@ -29,14 +29,9 @@ def test_prefill_logits_and_hidden_states_equal_the_golden(model, golden, n):
     np.testing.assert_allclose(hidden, expected, rtol=0, atol=2e-4 * expected.std())
 
 
-def channels_of_all_ranks(layout, tail):
-    """[ranks, layers, 3, channels of a rank] -> [layers, 3, all queries, keys, values]."""
-    cuts = [layout.key_width, 2 * layout.key_width]
-    parts = np.split(np.moveaxis(tail, 0, 2), cuts, axis=-1)
-    return np.concatenate([part.reshape(*part.shape[:2], -1) for part in parts], axis=-1)
-
-
-def test_states_after_the_prompt_equal_the_golden(model, golden, tiny_config, state_of_row):
+def test_states_after_the_prompt_equal_the_golden(
+    model, golden, tiny_config, state_of_row, channels_of_all_ranks
+):
     out = model.prefill(model.init_state(), 3, golden["len70/input_ids"], 0, all_logits=True)
     state = state_of_row(out.state, 3, 70)
     tail = channels_of_all_ranks(QwenLayout(tiny_config, model.info.ranks), state["tail"])

@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.sharding import SingleDeviceSharding
-from vmem_pool.stream import Matrix, Stream, matvec, plan_stream, ring_scratch
+from vmem_pool.stream import Matrix, Stream, matvec, plan_stream
 
 ROWS, WIDTH, LAYERS = 16, 1024, 12
 SEGMENTS = {
@@ -52,20 +51,16 @@ def _kernel(x_ref, image_hbm, out_ref, h, deep, product, ring):
 
 def build(topology):
     """The kernel, with all of the compiler's checks on."""
-    here = SingleDeviceSharding(topology.devices[0])
-    call = pl.pallas_call(
+    return compile_only(
+        topology,
         _kernel,
+        PLAN,
         name="branches",
-        out_shape=jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.bfloat16),
-        in_specs=[pl.BlockSpec(memory_space=pltpu.VMEM), pl.BlockSpec(memory_space=pltpu.HBM)],
-        scratch_shapes=[
+        x=jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.bfloat16),
+        out=jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.bfloat16),
+        scratch=[
             pltpu.VMEM((ROWS, WIDTH), jnp.bfloat16),
             pltpu.VMEM((ROWS, 3 * WIDTH), jnp.bfloat16),
             pltpu.VMEM((ROWS, WIDTH), jnp.float32),
-            ring_scratch(PLAN),
         ],
-        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=60 << 20),
     )
-    x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.bfloat16, sharding=here)
-    stored = jax.ShapeDtypeStruct(PLAN.image_shape, jnp.uint8, sharding=here)
-    return jax.jit(call), (x, stored)

@@ -151,6 +151,16 @@ class KernelPrograms(Programs):
     def verify(self) -> Callable[..., tuple[jax.Array, jax.Array, Caches, VerifyRecords]]:
         """As the XLA program; the caches are only read."""
 
+        def verify(weights: KernelWeights, caches: Caches, *given: Any) -> Any:
+            logits, features, records = self.verify_step(weights, caches, *given)
+            return logits, features, caches, records
+
+        return verify
+
+    @cached_property
+    def verify_step(self) -> Callable[..., tuple[jax.Array, jax.Array, VerifyRecords]]:
+        """``(weights, caches, rows [S], tokens [S, T], positions [S])``."""
+
         def body(
             weights: KernelWeights,
             caches: Caches,
@@ -170,13 +180,7 @@ class KernelPrograms(Programs):
             )
 
         specs = (SPLIT, SPLIT, WHOLE, WHOLE, WHOLE)
-        program = self._compile(body, specs, (WHOLE, WHOLE, SPLIT), donate=())
-
-        def verify(weights: KernelWeights, caches: Caches, *given: Any) -> Any:
-            logits, features, records = program(weights, caches, *given)
-            return logits, features, caches, records
-
-        return verify
+        return self._compile(body, specs, (WHOLE, WHOLE, SPLIT), donate=())
 
     @cached_property
     def commit(self) -> Callable[..., tuple[Caches]]:

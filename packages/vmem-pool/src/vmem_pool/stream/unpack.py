@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from vmem_pool.stream.plan import StreamPlan
-from vmem_pool.stream.tiles import Tile
+from vmem_pool.stream.tiles import Cut, Tile
 from vmem_pool.tiling import LANES, bits_of, padded_shape
 
 __all__ = ["unpack_matrix"]
@@ -32,27 +33,37 @@ def unpack_matrix(plan: StreamPlan, image: jax.Array, segment: str, pos: Any, na
         ValueError: elements of less than a byte.
     """
     tiles = plan.segments[segment].of(name)
-    parts = [_tile(image, pos + tile.slot, tile) for tile in tiles]
+    if bits_of(tiles[0].matrix.dtype) < 8:
+        raise ValueError(
+            f"matrix {name} of {tiles[0].matrix.dtype} has elements of less than a byte"
+        )
+    # Tiles of one shape that stand alike in successive slots are one slice of the image.
+    runs = [list(run) for _, run in groupby(tiles, key=lambda tile: (tile.shape, tile.byte_row))]
+    parts = [_run(image, pos, run) for run in runs]
     return jnp.concatenate(parts, axis=tiles[0].cut.value)
 
 
-def _tile(image: jax.Array, slot: Any, tile: Tile) -> jax.Array:
-    dtype = np.dtype(tile.matrix.dtype)
-    if bits_of(dtype) < 8:
-        raise ValueError(f"matrix {tile.matrix.name} of {dtype} has elements of less than a byte")
-    rows, lanes = padded_shape(tile.shape, dtype)
-    shape = (1, tile.bytes // LANES, LANES)
-    stored = lax.dynamic_slice(image, (slot, tile.byte_row, 0), shape)
-    panels = stored.reshape(lanes // LANES, rows, dtype.itemsize, LANES)
-    wide = jnp.swapaxes(_joined(panels, dtype), 0, 1).reshape(rows, lanes)
-    return wide[: tile.shape[0], : tile.shape[1]]
+def _run(image: jax.Array, pos: Any, tiles: list[Tile]) -> jax.Array:
+    """Tiles of one shape, one per slot."""
+    first, count = tiles[0], len(tiles)
+    dtype = np.dtype(first.matrix.dtype)
+    (k, n), (rows, lanes) = first.shape, padded_shape(first.shape, dtype)
+    shape = (count, first.bytes // LANES, LANES)
+    stored = lax.dynamic_slice(image, (pos + first.slot, first.byte_row, 0), shape)
+    panels = _joined(stored, dtype).reshape(count, lanes // LANES, rows, LANES)
+    if first.cut is Cut.COLUMNS:
+        tiles_of_rows = panels.transpose(2, 0, 1, 3).reshape(rows, count, lanes)
+        return tiles_of_rows[:k, :, :n].reshape(k, count * n)
+    return panels.transpose(0, 2, 1, 3).reshape(count, rows, lanes)[:, :k, :n].reshape(count * k, n)
 
 
 def _joined(stored: jax.Array, dtype: np.dtype) -> jax.Array:
-    """u8 [panels, K, bytes, 128], lowest byte first -> [panels, K, 128]."""
-    # Shifts instead of a bitcast: that would put the bytes into the lanes, which costs a relayout.
+    """u8 [count, rows · bytes, 128], lowest byte first -> [count, rows, 128]."""
+    # Shifts of strided rows instead of a bitcast, which would put the bytes into the lanes.
     word = jnp.dtype(f"uint{8 * dtype.itemsize}")
-    value = stored[:, :, 0].astype(word)
+    value = stored[:, :: dtype.itemsize].astype(word)
     for byte in range(1, dtype.itemsize):
-        value = value | (stored[:, :, byte].astype(word) << jnp.array(8 * byte, word))
+        value = value | (
+            stored[:, byte :: dtype.itemsize].astype(word) << jnp.array(8 * byte, word)
+        )
     return lax.bitcast_convert_type(value, dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,45 @@ __all__ = ["AllToAll", "PairExchange"]
 
 
 @dataclass(frozen=True)
-class AllToAll:
+class _OnePhase:
+    """Fields, checks and buffers that the collectives of this file have in common."""
+
+    topology: Topology
+    rows: int
+    width: int
+    dtype: Any = jnp.bfloat16
+    within: GroupBy = "all"
+    axis: str = "ranks"
+
+    _distinct: ClassVar[bool] = False
+    """Whether a member sends each other member a block of its own."""
+
+    def __post_init__(self) -> None:
+        check_block(self.rows, self.width)
+        check_payload(self.dtype)
+        level_of(self.topology, self.within)
+
+    @cached_property
+    def _exchange(self) -> Exchange:
+        wire = Wire(self.rows, padded(self.rows, self.width, self.dtype), self.dtype)
+        level = level_of(self.topology, self.within)
+        return Exchange(level, wire, self.axis, distinct=self._distinct)
+
+    def scratch(self) -> ExchangeRefs:
+        """Buffers and semaphores, for ``scratch_shapes``; they live for the whole kernel."""
+        return self._exchange.scratch()
+
+    def resume(self, refs: ExchangeRefs, phase: Any) -> Handle:
+        """The handle of a use that was started in another iteration or branch."""
+        return Handle(refs, parity_of(phase))
+
+    def _unpadded(self, block: jax.Array) -> jax.Array:
+        """[rows, width] of ``dtype`` from a block as it travels."""
+        return block[:, : self.width].astype(self.dtype)
+
+
+@dataclass(frozen=True)
+class AllToAll(_OnePhase):
     """Every member of a group sends each member a [rows, width] block of its own.
 
     ``start`` takes [members, rows, width], one block per receiver; ``finish`` gives the same shape,
@@ -40,17 +78,7 @@ class AllToAll:
         TopologyError: an unknown partition.
     """
 
-    topology: Topology
-    rows: int
-    width: int
-    dtype: Any = jnp.bfloat16
-    within: GroupBy = "all"
-    axis: str = "ranks"
-
-    def __post_init__(self) -> None:
-        check_block(self.rows, self.width)
-        check_payload(self.dtype)
-        level_of(self.topology, self.within)
+    _distinct: ClassVar[bool] = True
 
     @property
     def members(self) -> int:
@@ -67,25 +95,12 @@ class AllToAll:
         """[members, rows, width] of ``dtype``: one block per sender."""
         return self.input
 
-    @cached_property
-    def _exchange(self) -> Exchange:
-        wire = Wire(self.rows, padded(self.rows, self.width, self.dtype), self.dtype)
-        return Exchange(level_of(self.topology, self.within), wire, self.axis, distinct=True)
-
-    def scratch(self) -> ExchangeRefs:
-        """Buffers and semaphores, for ``scratch_shapes``; they live for the whole kernel."""
-        return self._exchange.scratch()
-
     def start(self, refs: ExchangeRefs, blocks: jax.Array, phase: Any) -> Handle:
         """Send every block; ``phase`` is the number of this use of ``refs``."""
         handle = self.resume(refs, phase)
         parts = [blocks[position] for position in range(self.members)]
         self._exchange.push_each(refs, handle.parity, parts)
         return handle
-
-    def resume(self, refs: ExchangeRefs, phase: Any) -> Handle:
-        """The handle of a use that was started in another iteration or branch."""
-        return Handle(refs, parity_of(phase))
 
     def finish(self, handle: Handle) -> jax.Array:
         """Wait for a block from every member and for all sends."""
@@ -94,11 +109,11 @@ class AllToAll:
         senders = range(self.members)
         blocks = [self._exchange.received(refs, handle.parity, s) for s in senders]
         self._exchange.wait_sent(refs)
-        return jnp.stack([block[:, : self.width].astype(self.dtype) for block in blocks])
+        return jnp.stack([self._unpadded(block) for block in blocks])
 
 
 @dataclass(frozen=True)
-class PairExchange:
+class PairExchange(_OnePhase):
     """Two ranks swap [rows, width] blocks: the cores of a chip, or of any other group of two.
 
     ``finish`` gives the partner's block. A kernel that only swaps within pairs ends with a second
@@ -117,16 +132,10 @@ class PairExchange:
         TopologyError: an unknown partition.
     """
 
-    topology: Topology
-    rows: int
-    width: int
-    dtype: Any = jnp.bfloat16
     within: GroupBy = "chip"
-    axis: str = "ranks"
 
     def __post_init__(self) -> None:
-        check_block(self.rows, self.width)
-        check_payload(self.dtype)
+        super().__post_init__()
         size = level_of(self.topology, self.within).size
         if size != 2:
             raise CollectiveError(
@@ -144,24 +153,11 @@ class PairExchange:
         """[rows, width] of ``dtype``: the partner's block."""
         return self.input
 
-    @cached_property
-    def _exchange(self) -> Exchange:
-        wire = Wire(self.rows, padded(self.rows, self.width, self.dtype), self.dtype)
-        return Exchange(level_of(self.topology, self.within), wire, self.axis)
-
-    def scratch(self) -> ExchangeRefs:
-        """Buffers and semaphores, for ``scratch_shapes``; they live for the whole kernel."""
-        return self._exchange.scratch()
-
     def start(self, refs: ExchangeRefs, block: jax.Array, phase: Any) -> Handle:
         """Send the block; ``phase`` is the number of this use of ``refs``."""
         handle = self.resume(refs, phase)
         self._exchange.push(refs, handle.parity, block)
         return handle
-
-    def resume(self, refs: ExchangeRefs, phase: Any) -> Handle:
-        """The handle of a use that was started in another iteration or branch."""
-        return Handle(refs, parity_of(phase))
 
     def finish(self, handle: Handle) -> jax.Array:
         """Wait for the partner's block and for the send."""
@@ -170,4 +166,4 @@ class PairExchange:
         partner = 1 - self._exchange.position()
         block = self._exchange.received(refs, handle.parity, partner)
         self._exchange.wait_sent(refs)
-        return block[:, : self.width].astype(self.dtype)
+        return self._unpadded(block)

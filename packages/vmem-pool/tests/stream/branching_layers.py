@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from streamed_call import StreamedCall
 from vmem_pool.stream import Matrix, Stream, matvec, plan_stream
 
 ROWS, WIDTH, LAYERS = 16, 1024, 12
@@ -51,16 +52,15 @@ def _kernel(x_ref, image_hbm, out_ref, h, deep, product, ring):
 
 def build(topology):
     """The kernel, with all of the compiler's checks on."""
-    return compile_only(
-        topology,
-        _kernel,
-        PLAN,
+    call = StreamedCall(
         name="branches",
+        plan=PLAN,
         x=jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.bfloat16),
         out=jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.bfloat16),
-        scratch=[
+        scratch=(
             pltpu.VMEM((ROWS, WIDTH), jnp.bfloat16),
             pltpu.VMEM((ROWS, 3 * WIDTH), jnp.bfloat16),
             pltpu.VMEM((ROWS, WIDTH), jnp.float32),
-        ],
+        ),
     )
+    return call.build(_kernel, topology)

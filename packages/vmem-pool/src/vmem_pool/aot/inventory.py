@@ -102,5 +102,7 @@ def take_inventory(
     from vmem_pool.aot.walker import Walker
 
     walker = Walker(axis_index or {}, unknown_trips)
-    walker.run(jax.make_jaxpr(function)(*arguments), [], "", ())
+    # A jitted function with compiler options of its own refuses to be traced inside another trace.
+    traced = hasattr(function, "trace") and function.trace(*arguments).jaxpr
+    walker.run(traced or jax.make_jaxpr(function)(*arguments), [], "", ())
     return walker.found

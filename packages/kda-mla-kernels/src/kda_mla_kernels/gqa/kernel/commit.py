@@ -115,7 +115,7 @@ class KeyValueCommit:
     @property
     def fresh(self) -> FreshTokens:
         """The records' tokens."""
-        return FreshTokens(self.shape, self.block, self.held)
+        return FreshTokens(self.shape, self.block)
 
     def scratch(self) -> CommitScratch:
         """Shapes of the scratch."""

@@ -23,54 +23,52 @@ __all__ = ["Fresh", "FreshTokens"]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Fresh:
-    """VMEM that holds a block's keys and values."""
+    """VMEM that holds a block's keys and values: rows of tokens, up to the period."""
 
     keys: Any
-    """i32 [G, D·bytes/4, 128], held values packed along D: row r of the block is lane r"""
+    """f32 [S, period, G·D], held values"""
     values: Any
-    """f32 [S, T up to whole sublanes, G·D]"""
+    """the same"""
 
 
 @dataclass(frozen=True)
 class FreshTokens:
     """Keeps a block's keys and values, and patches them into groups of slots.
 
-    Keys are kept and patched as 32-bit words of all that a word holds along D: lanes rotate in
-    words only, and there are half as many.
+    A group takes the rows over and over, rotated so that the right one is at each slot, and keeps
+    those of its slots that have a token. So there is one rotation for all tokens, and of whole
+    rows, before keys become columns.
 
     Raises:
-        ValueError: a block of more than 128 rows.
+        ValueError: more than 128 tokens of a sequence.
     """
 
     shape: GqaShape
     block: Block
-    held: jnp.dtype
 
     def __post_init__(self) -> None:
-        if self.block.padded > LANES:
-            raise ValueError(f"a block of {self.block.rows} rows; attention takes at most {LANES}")
+        if self.block.tokens > LANES:
+            raise ValueError(
+                f"a block of {self.block.tokens} tokens a sequence; attention takes at most {LANES}"
+            )
+
+    @property
+    def _period(self) -> int:
+        """Rows until they repeat: a power of two, so that a group of 128 has whole periods."""
+        return max(SUBLANES, 1 << (self.block.tokens - 1).bit_length())
 
     def scratch(self) -> Fresh:
         """Shapes of the scratch."""
-        shape, block = self.shape, self.block
-        rows = -(-block.tokens // SUBLANES) * SUBLANES
-        return Fresh(
-            pltpu.VMEM((shape.kv_heads, self._words, LANES), jnp.int32),
-            pltpu.VMEM((block.sequences, rows, shape.key_width), jnp.float32),
-        )
-
-    @property
-    def _words(self) -> int:
-        return self.shape.head_dim * self.held.itemsize // 4
+        rows = pltpu.VMEM((self.block.sequences, self._period, self.shape.key_width), jnp.float32)
+        return Fresh(rows, rows)
 
     def fill(self, fresh: Fresh, keys: jax.Array, values: jax.Array) -> None:
         """Takes the block's keys and values, f32 [P, G·D] each."""
-        shape, tokens = self.shape, self.block.tokens
-        columns = jnp.pad(keys, ((0, LANES - keys.shape[0]), (0, 0))).T
-        words = pltpu.bitcast(columns.astype(self.held), jnp.int32)
-        fresh.keys[...] = words.reshape(shape.kv_heads, self._words, LANES)
+        tokens = self.block.tokens
         for s in range(self.block.sequences):
-            fresh.values[s, :tokens, :] = values[s * tokens : (s + 1) * tokens]
+            rows = slice(s * tokens, (s + 1) * tokens)
+            fresh.keys[s, :tokens, :] = keys[rows]
+            fresh.values[s, :tokens, :] = values[rows]
 
     def patch_keys(self, group: Any, fresh: Fresh, s: Any, run: tuple[Any, Any]) -> None:
         """Puts the first tokens of sequence s into a group of key slots.
@@ -80,32 +78,38 @@ class FreshTokens:
             run: i32 slot of token 0, counted from the group's start, which may be negative; and
                 how many tokens.
         """
-        first, count = run
         heads, dim, size = group.shape
-        old = pltpu.bitcast(group[...].reshape(heads * dim, size), jnp.int32)
-        # Two's complement makes the mask a remainder for negative shifts too.
-        shift = (first - s * self.block.tokens) & (LANES - 1)
-        new = pltpu.roll(fresh.keys[...].reshape(old.shape[0], LANES), shift, 1)[:, :size]
-        token = jax.lax.broadcasted_iota(jnp.int32, old.shape, 1) - first
-        patched = jnp.where((token >= 0) & (token < count), new, old)
-        group[...] = pltpu.bitcast(patched, group.dtype).reshape(group.shape)
+        columns = self._repeated(fresh.keys[s], run[0], LANES).T[:, :size]
+        # As words of two 16-bit dims, there are half as many to choose from.
+        new, old = (
+            pltpu.bitcast(x, jnp.int32)
+            for x in (columns.astype(group.dtype), group[...].reshape(heads * dim, size))
+        )
+        chosen = jnp.where(_mine(new.shape, 1, run), new, old)
+        group[...] = pltpu.bitcast(chosen, group.dtype).reshape(group.shape)
 
     def patch_values(self, group: Any, fresh: Fresh, s: Any, run: tuple[Any, Any]) -> None:
         """Puts the first tokens of sequence s into a group of value slots.
 
         Args:
             group: VMEM reference [G, slots of the group, D].
-            run: i32 slot of token 0, counted from the group's start, which may be negative; and
-                how many tokens.
+            run: as for keys.
         """
-        first, count = run
-        old, new, dim = group[...], fresh.values[s], self.shape.head_dim
-        token = jax.lax.broadcasted_iota(jnp.int32, old.shape[1:], 0) - first
-        heads = []
-        for g in range(self.shape.kv_heads):
-            head = old[g].astype(jnp.float32)
-            for t in range(self.block.tokens):
-                row = new[t : t + 1, g * dim : (g + 1) * dim]
-                head = jnp.where((token == t) & (t < count), row, head)
-            heads.append(head.astype(old.dtype))
-        group[...] = jnp.stack(heads)
+        heads, size, dim = group.shape
+        rows = self._repeated(fresh.values[s], run[0], size)
+        new = jnp.stack([rows[:, g * dim : (g + 1) * dim] for g in range(heads)])
+        chosen = jnp.where(_mine(new.shape, 1, run), new, group[...].astype(jnp.float32))
+        group[...] = chosen.astype(group.dtype)
+
+    def _repeated(self, rows: jax.Array, first: Any, size: int) -> jax.Array:
+        """[size, G·D] with token 0 at row ``first``, modulo the period."""
+        # Two's complement makes the mask a remainder for negative shifts too.
+        rolled = pltpu.roll(rows, first & (self._period - 1), 0)
+        return jnp.concatenate([rolled] * -(-size // self._period))[:size]
+
+
+def _mine(shape: tuple[int, ...], axis: int, run: tuple[Any, Any]) -> jax.Array:
+    """Which slots along an axis are those of the run's tokens."""
+    first, count = run
+    token = jax.lax.broadcasted_iota(jnp.int32, shape, axis) - first
+    return (token >= 0) & (token < count)

@@ -46,7 +46,7 @@ class Attention:
 
     Attributes:
         shape: heads of this rank.
-        block: sequences and tokens, at most 128 rows.
+        block: sequences, and at most 128 tokens of each.
         numerics: policy of activations and products.
         eps: of the head norms.
         held: dtype of the cache, at least as wide as activations.

@@ -83,7 +83,7 @@ class Sweep:
     @property
     def fresh(self) -> FreshTokens:
         """The block's own tokens."""
-        return FreshTokens(self.shape, self.block, self.held)
+        return FreshTokens(self.shape, self.block)
 
     def scratch(self) -> SweepScratch:
         """Shapes of the scratch."""

@@ -97,12 +97,8 @@ def take_inventory(
             device counts as a range.
         unknown_trips: most trips of a loop whose length depends on data.
     """
-    import jax
-
-    from vmem_pool.aot.walker import Walker
+    from vmem_pool.aot.walker import Walker, jaxpr_of
 
     walker = Walker(axis_index or {}, unknown_trips)
-    # A jitted function with compiler options of its own refuses to be traced inside another trace.
-    traced = hasattr(function, "trace") and function.trace(*arguments).jaxpr
-    walker.run(traced or jax.make_jaxpr(function)(*arguments), [], "", ())
+    walker.run(jaxpr_of(function, *arguments), [], "", ())
     return walker.found

@@ -20,11 +20,12 @@ from vmem_pool.aot.loops import (
 )
 from vmem_pool.aot.machine import OVERLAY_BUNDLES
 
-__all__ = ["DmaSite", "Dumps", "KernelReport", "read_kernels"]
+__all__ = ["DmaSite", "Dumps", "KernelReport", "find_dumps", "read_kernels", "split_bundles"]
 
 GRANULE_BYTES = 32
 """Unit of a transfer's size in the dumps."""
 OPERATION = re.compile(r"(?:\{ |;;  )((?:%\w+(?: = |.*? = ))?[a-z][\w.]+)")
+BUNDLE = re.compile(r"^(?= *(?:0x[0-9a-f]+|0) +(?:[A-Z]{2})? *:)", re.M)
 DMA = re.compile(r"(?:\{ |;;  )%\w+ = dma\.(?!done)(\w+)(.*?)(?=;;  |\}|$)", re.S)
 ALLOCATION = re.compile(r"space=(\w+), size = (\w+)(?:, offset = (\w+))?, scoped, tag = '([^']*)")
 
@@ -105,10 +106,11 @@ class Dumps:
 
 def read_kernels(folder: Path, trips: Mapping[str, int]) -> tuple[KernelReport, ...]:
     """All Pallas kernels that were dumped into a folder."""
-    return tuple(_kernel(dumps, trips) for dumps in _find(folder))
+    return tuple(_kernel(dumps, trips) for dumps in find_dumps(folder))
 
 
-def _find(folder: Path) -> Iterator[Dumps]:
+def find_dumps(folder: Path) -> Iterator[Dumps]:
+    """The texts of all Pallas kernels in a folder of dumps."""
     vmem: dict[str, Any] = {}
     for page in folder.glob("*vmem_report.html"):
         data = re.search(r"const DATA = (\{.*?\n\});", page.read_text(errors="replace"), re.S)
@@ -136,9 +138,13 @@ def _find(folder: Path) -> Iterator[Dumps]:
             )
 
 
+def split_bundles(schedule: str) -> list[str]:
+    """The bundles of a schedule; one is one cycle."""
+    return BUNDLE.split(schedule)[1:]
+
+
 def _kernel(dumps: Dumps, trips: Mapping[str, int]) -> KernelReport:
-    bundle_start = re.compile(r"^(?= *(?:0x[0-9a-f]+|0) +(?:[A-Z]{2})? *:)", re.M)
-    bundles = bundle_start.split(dumps.schedule)[1:]
+    bundles = split_bundles(dumps.schedule)
     capacity, rows, warnings = _utilisation(dumps.utilisation, len(bundles))
     if re.search(r"= scall|sbr\.(ind|abs)", dumps.schedule):
         warnings.append("calls or indirect branches: their cycles are not counted")

@@ -19,7 +19,7 @@ import jax
 
 from vmem_pool.aot.inventory import Inventory, Site
 
-__all__ = ["Walker"]
+__all__ = ["TRACKED", "Walker", "inner", "jaxpr_of", "opened", "size_of", "source_line", "space_of"]
 
 TRACKED = ("dma_start", "dma_wait", "semaphore_signal", "semaphore_wait")
 UNCHANGED = (
@@ -68,25 +68,30 @@ class Walker:
         self._tracks = functools.cache(self._tracks_uncached)
 
     def run(
-        self, jaxpr: Any, arguments: Sequence[Any], nest: str, grid: tuple[int, ...]
+        self,
+        jaxpr: Any,
+        arguments: Sequence[Any],
+        nest: str,
+        grid: tuple[int, ...],
+        constants: Mapping[Any, Any] | None = None,
     ) -> list[Any]:
         """Walks one jaxpr; returns the scalars among its results."""
-        known = dict(zip(_open(jaxpr).invars, arguments))
+        known = dict(zip(opened(jaxpr).invars, arguments)) | dict(constants or {})
 
         def read(atom: Any) -> Any:
             if not hasattr(atom, "val"):
                 return known.get(atom)
             return None if atom.aval.shape else getattr(atom.val, "item", lambda: atom.val)()
 
-        for eqn in _open(jaxpr).eqns:
+        for eqn in opened(jaxpr).eqns:
             values = self._equation(eqn, [read(atom) for atom in eqn.invars], nest, grid)
             known.update(zip(eqn.outvars, values))
-        return [read(atom) for atom in _open(jaxpr).outvars]
+        return [read(atom) for atom in opened(jaxpr).outvars]
 
     def _tracks_uncached(self, jaxpr: Any) -> bool:
         return any(
-            eqn.primitive.name in (*TRACKED, "pallas_call") or any(map(self._tracks, _inner(eqn)))
-            for eqn in _open(jaxpr).eqns
+            eqn.primitive.name in (*TRACKED, "pallas_call") or any(map(self._tracks, inner(eqn)))
+            for eqn in opened(jaxpr).eqns
         )
 
     def _equation(
@@ -108,7 +113,7 @@ class Walker:
         elif name == "cond":
             return self._cond(eqn, arguments, nest, grid)
         elif name in ("while", "scan"):
-            if any(map(self._tracks, _inner(eqn))):
+            if any(map(self._tracks, inner(eqn))):
                 loop = self._while if name == "while" else self._scan
                 return loop(eqn, arguments, nest, grid)
         else:
@@ -118,8 +123,8 @@ class Walker:
     def _call(self, eqn: Any, arguments: list[Any], nest: str, grid: tuple[int, ...]) -> list[Any]:
         """Anything else that holds jaxprs, such as a jitted function."""
         results: list[Any] = [None] * len(eqn.outvars)
-        for jaxpr in _inner(eqn):
-            passed_on = len(_open(jaxpr).invars) == len(arguments)
+        for jaxpr in inner(eqn):
+            passed_on = len(opened(jaxpr).invars) == len(arguments)
             passed_on &= eqn.primitive.name != "run_scoped"
             found = self.run(jaxpr, arguments if passed_on else [], nest, grid)
             if passed_on and len(found) == len(results):
@@ -161,14 +166,14 @@ class Walker:
 
     def _while(self, eqn: Any, arguments: list[Any], nest: str, grid: tuple[int, ...]) -> list[Any]:
         test, body, carried = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"], len(eqn.outvars)
-        test_consts = len(_open(test).invars) - carried
+        test_consts = len(opened(test).invars) - carried
         split = len(arguments) - carried
         fixed, carry = arguments[test_consts:split], arguments[split:]
         while goes_on := self.run(test, arguments[:test_consts] + carry, nest, grid)[0]:
             carry = self.run(body, fixed + carry, f"{nest}/while", grid)
         if goes_on is not None:
             return carry
-        self.found.unknown.add(f"{_where(eqn)}{nest}/while")
+        self.found.unknown.add(f"{source_line(eqn)}{nest}/while")
 
         def some_trips() -> list[Any]:
             for _ in range(self.unknown_trips):
@@ -203,49 +208,63 @@ class Walker:
         first_output = len(mapping.block_mappings) - mapping.num_outputs
         for number, block in enumerate(mapping.block_mappings):
             aval = block.transformed_block_aval
-            if _space(aval) in ("hbm", "any", "semaphore"):
+            if space_of(aval) in ("hbm", "any", "semaphore"):
                 continue
             at = [self.run(block.index_map_jaxpr, step, "", step) for step in steps]
             changes = [i for i, a in enumerate(at) if not i or a != at[i - 1] or None in a]
             route = "hbm->vmem" if number < first_output else "vmem->hbm"
-            yield Site("block", f"{route} #{number}", *_size(aval), "", nest), len(changes)
+            yield Site("block", f"{route} #{number}", *size_of(aval), "", nest), len(changes)
 
     def _count(self, eqn: Any, nest: str) -> None:
         name, avals = eqn.primitive.name, [atom.aval for atom in eqn.invars]
         if name.startswith("dma"):
             source, destination, _, _, device = eqn.params["tree"].unflatten(avals)
-            to = ("remote " if device is not None else "") + _space(destination)
-            site = Site(name, f"{_space(source)}->{to}", *_size(destination), _where(eqn), nest)
+            to = ("remote " if device is not None else "") + space_of(destination)
+            site = Site(name, f"{space_of(source)}->{to}", *size_of(destination), source_line(eqn), nest)
         else:
             device = jax.tree.unflatten(eqn.params["args_tree"], avals)[3:4]
             remote = name == "semaphore_signal" and any(d is not None for d in device)
-            site = Site(name, "remote" if remote else "local", "", 0, _where(eqn), nest)
+            site = Site(name, "remote" if remote else "local", "", 0, source_line(eqn), nest)
         self.found.add(site)
 
 
-def _open(jaxpr: Any) -> Any:
+def jaxpr_of(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The jaxpr of a function, jitted or not.
+
+    A jitted function with compiler options of its own refuses to be traced inside another trace.
+    """
+    if hasattr(function, "trace"):
+        return function.trace(*arguments).jaxpr
+    return jax.make_jaxpr(function)(*arguments)
+
+
+def opened(jaxpr: Any) -> Any:
     """A ``ClosedJaxpr``, as jax before 0.12 nests them, or a ``Jaxpr``."""
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
-def _inner(eqn: Any) -> list[Any]:
+def inner(eqn: Any) -> list[Any]:
+    """The jaxprs in an equation's parameters."""
     params = [v if isinstance(v, tuple | list) else [v] for v in eqn.params.values()]
-    return [value for value in itertools.chain(*params) if hasattr(_open(value), "eqns")]
+    return [value for value in itertools.chain(*params) if hasattr(opened(value), "eqns")]
 
 
-def _space(ref: Any) -> str:
+def space_of(ref: Any) -> str:
+    """Memory space of a reference or its type, such as "hbm"."""
     space = getattr(getattr(ref, "ref", ref), "memory_space", None)
     return str(getattr(space, "value", space)).removesuffix("_mem")
 
 
-def _size(aval: Any) -> tuple[str, int]:
+def size_of(aval: Any) -> tuple[str, int]:
+    """Shape as text, and bytes without padding; an unknown size counts as 1."""
     bits = int((re.findall(r"\d+", str(aval.dtype)) or ["8"])[0])
     sizes = [size if isinstance(size, int) else "?" for size in aval.shape]
     known = math.prod(size for size in sizes if isinstance(size, int))
     return f"{aval.dtype}{sizes}", known * bits // 8
 
 
-def _where(eqn: Any) -> str:
+def source_line(eqn: Any) -> str:
+    """Where the user's code made an equation, as "file.py:line"."""
     from jax._src import source_info_util
 
     frame = source_info_util.user_frame(eqn.source_info.traceback)

@@ -56,11 +56,13 @@ class Trace:
 
     Attributes:
         kernel: its name.
+        arguments: how many it has, inputs, outputs and scratch.
         events: in order.
         copied_in, copied_out: bytes of the operands in VMEM, which are moved before and after.
     """
 
     kernel: str
+    arguments: int
     events: tuple[Event, ...]
     copied_in: int
     copied_out: int

@@ -59,7 +59,9 @@ class Follower(Walker):
         moved = {"hbm->vmem": 0, "vmem->hbm": 0}
         for site, times in self._blocks(mapping, [()], name):
             moved[site.route.partition(" ")[0]] += site.bytes * times
-        self.traces.append(Trace(name, tuple(self.events), *moved.values()))
+        self.traces.append(
+            Trace(name, len(body.invars), tuple(self.events), *moved.values())
+        )
 
     def _equation(
         self, eqn: Any, arguments: list[Any], nest: str, grid: tuple[int, ...]

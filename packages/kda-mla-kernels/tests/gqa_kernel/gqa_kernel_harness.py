@@ -17,6 +17,9 @@ SMEM, VMEM, HBM = (
     pl.BlockSpec(memory_space=space) for space in (pltpu.SMEM, pltpu.VMEM, pltpu.HBM)
 )
 
+QUICK = {"xla_backend_optimization_level": 0}
+"""A test compiles for longer than it runs."""
+
 
 def layers_call(stage, layers, interpret=False, compiler_params=None):
     """``call(where, memory, vectors, projected) -> (outputs, records)``, all layers."""
@@ -51,14 +54,15 @@ def layers_call(stage, layers, interpret=False, compiler_params=None):
 def stage_call(net, block, interpret):
     """Jitted once for all tests of a file."""
     params = pltpu.InterpretParams(**dict(interpret))
-    return jax.jit(layers_call(net.stage(block), net.layers, params))
+    return jax.jit(layers_call(net.stage(block), net.layers, params), compiler_options=QUICK)
 
 
 @cache
 def commit_call(net, block, interpret):
     """Jitted once for all tests of a file."""
     params = pltpu.InterpretParams(**dict(interpret))
-    return jax.jit(partial(commit_keys, net.shape, block, net.held, interpret=params))
+    run = partial(commit_keys, net.shape, block, net.held, interpret=params)
+    return jax.jit(run, compiler_options=QUICK)
 
 
 SMALL = GqaShape(query_heads=6, kv_heads=2, head_dim=32, rotary_dim=8, theta=1e4)
@@ -172,7 +176,7 @@ def expected_call(net):
         pages = vectors, memory, projected
         return jax.lax.map(lambda page: net.layer(*page, where), pages)
 
-    return jax.jit(layers)
+    return jax.jit(layers, compiler_options=QUICK)
 
 
 def where(rows, positions):

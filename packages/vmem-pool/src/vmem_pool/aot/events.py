@@ -39,6 +39,7 @@ class Event(NamedTuple):
         device: of a remote operation, the other device's coordinates by mesh axis, None where they
             are not known; None for a local operation.
         sent: of a remote start, the semaphore on the sending device.
+        origin: of a transfer, number of the argument that it reads, None where that is none.
     """
 
     op: str
@@ -48,6 +49,7 @@ class Event(NamedTuple):
     route: str
     device: tuple[tuple[str, int | None], ...] | None = None
     sent: Semaphore | None = None
+    origin: int | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Trace:
         arguments: how many it has, inputs, outputs and scratch.
         events: in order.
         copied_in, copied_out: bytes of the operands in VMEM, which are moved before and after.
+        trips: mean length of the loops without events that the compiler does not know, by source.
     """
 
     kernel: str
@@ -66,6 +69,7 @@ class Trace:
     events: tuple[Event, ...]
     copied_in: int
     copied_out: int
+    trips: Mapping[str, float]
 
 
 def trace_events(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,14 +27,13 @@ class _Reference:
 class Follower(Walker):
     """Appends what runs to ``events``; see :func:`vmem_pool.aot.trace_events`."""
 
-    def __init__(
-        self, kernel: str, axes: Mapping[str, int], contents: Mapping[int, Any]
-    ) -> None:
+    def __init__(self, kernel: str, axes: Mapping[str, int], contents: Mapping[int, Any]) -> None:
         super().__init__(axes, unknown_trips=0)
         self.kernel, self.contents = kernel, contents
         self.events: list[Event] = []
         self.traces: list[Trace] = []
         self.names: list[str] = []
+        self.lengths: defaultdict[str, list[int]] = defaultdict(list)
 
     def trace(self, jaxpr: Any) -> Trace:
         """The first kernel of that name."""
@@ -60,7 +60,13 @@ class Follower(Walker):
         for site, times in self._blocks(mapping, [()], name):
             moved[site.route.partition(" ")[0]] += site.bytes * times
         self.traces.append(
-            Trace(name, len(body.invars), tuple(self.events), *moved.values())
+            Trace(
+                name,
+                len(body.invars),
+                tuple(self.events),
+                *moved.values(),
+                trips={at: sum(n) / len(n) for at, n in self.lengths.items()},
+            )
         )
 
     def _equation(
@@ -80,7 +86,24 @@ class Follower(Walker):
             if any(map(self._tracks, inner(eqn))):
                 raise TraceError(f"which events run depends on data at {source_line(eqn)}{nest}")
             return [None] * len(eqn.outvars)
+        if name == "while" and not any(map(self._tracks, inner(eqn))):
+            return self._quiet_loop(eqn, arguments, nest, grid)
         return super()._equation(eqn, arguments, nest, grid)
+
+    def _quiet_loop(
+        self, eqn: Any, arguments: list[Any], nest: str, grid: tuple[int, ...]
+    ) -> list[Any]:
+        """Counts the turns of a loop without events, if its test depends on nothing unknown."""
+        test, body, carried = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"], len(eqn.outvars)
+        split, constants = len(arguments) - carried, eqn.params["cond_nconsts"]
+        carry, turns = arguments[split:], 0
+        while goes_on := self.run(test, arguments[:constants] + carry, nest, grid)[0]:
+            carry = self.run(body, arguments[constants:split] + carry, nest, grid)
+            turns += 1
+        if goes_on is None:
+            return [None] * carried
+        self.lengths[source_line(eqn)].append(turns)
+        return carry
 
     def _either(self, ways: Sequence[Callable[[], list[Any]]]) -> list[Any]:
         if len(ways) > 1:
@@ -108,6 +131,7 @@ def _event(eqn: Any, arguments: list[Any]) -> Event:
         route=f"{space_of(source)}->{remote}{space_of(destination)}",
         device=_coordinates(device),
         sent=None if sent is None else _semaphore(sent),
+        origin=getattr(getattr(tree.unflatten(arguments)[0], "ref", None), "argument", None),
     )
 
 

@@ -63,9 +63,7 @@ class Segment:
     sources: Mapping[str, int]
 
     def __add__(self, other: Segment) -> Segment:
-        return Segment(
-            self.cycles + other.cycles, Counter(self.sources) + Counter(other.sources)
-        )
+        return Segment(self.cycles + other.cycles, Counter(self.sources) + Counter(other.sources))
 
 
 @dataclass(frozen=True)
@@ -168,9 +166,7 @@ class Schedule:
         """Turns of loops of unknown length need not be told apart."""
         return tuple(1 if loop.trips is None else turn for loop, turn in zip(loops, turns))
 
-    def _ways(
-        self, here: int, op: str, source: str
-    ) -> Sequence[tuple[int, Segment, Loop | None]]:
+    def _ways(self, here: int, op: str, source: str) -> Sequence[tuple[int, Segment, Loop | None]]:
         """Marks of this kind that can follow one, directly or by repeating a loop."""
         key = here, op, source
         if key not in self._known_ways:
@@ -201,9 +197,7 @@ class Schedule:
             if loop.end + 1 not in reach.cycles:
                 continue
             again = self._reach_from(loop.start)
-            first = Segment(
-                reach.cycles[loop.end + 1], self._files_on(reach, loop.end + 1)
-            )
+            first = Segment(reach.cycles[loop.end + 1], self._files_on(reach, loop.end + 1))
             for there in wanted:
                 at = self.marks[there].at
                 if loop.start <= at <= loop.end and at in again.cycles:
@@ -216,9 +210,7 @@ class Schedule:
         """Another event of the same bundle must come before."""
         at = self.marks[there].at
         first = here + 1 if here >= 0 and self.marks[here].at == at and there > here else 0
-        return any(
-            mark.at == at and self._must_run(mark) for mark in self.marks[first:there]
-        )
+        return any(mark.at == at and self._must_run(mark) for mark in self.marks[first:there])
 
     def _stuck(self, here: int) -> bool:
         """Another event of the same bundle must come after."""
@@ -333,8 +325,12 @@ def _inside(loop: Loop, other: Loop) -> bool:
     return loop is not other and other.start <= loop.start and loop.end <= other.end
 
 
-def read_schedule(folder: str | Path, name: str) -> Schedule:
+def read_schedule(
+    folder: str | Path, name: str, trips: Mapping[str, float] | None = None
+) -> Schedule:
     """The schedule of the kernel whose name begins so, from the dumps of a report.
+
+    ``trips``: lengths of loops that the compiler does not know, by source; else they count once.
 
     Raises:
         ScheduleError: no such kernel.
@@ -342,13 +338,15 @@ def read_schedule(folder: str | Path, name: str) -> Schedule:
     found = [dumps for dumps in find_dumps(Path(folder)) if dumps.name.startswith(name)]
     if not found:
         raise ScheduleError(f"the dumps in {folder} have no kernel {name}...")
-    return _read(found[0])
+    return _read(found[0], trips or {})
 
 
-def _read(dumps: Dumps) -> Schedule:
+def _read(dumps: Dumps, trips: Mapping[str, float]) -> Schedule:
     bundles = split_bundles(dumps.schedule)
     branches = Branches.of(bundles)
-    root, _ = loop_tree(bundles, branches, {})
+    unknown = [loop for loop in loop_tree(bundles, branches, {})[1] if loop.trips is None]
+    given = {loop.name: round(trips[loop.source]) for loop in unknown if loop.source in trips}
+    root, _ = loop_tree(bundles, branches, given)
     count_cycles(root, branches.forward)
     marks = tuple(mark for at, bundle in enumerate(bundles) for mark in _marks(at, bundle))
     return Schedule(dumps.name, marks, branches.forward, root, tuple(_files(bundles)))

@@ -220,7 +220,9 @@ class Walker:
         if name.startswith("dma"):
             source, destination, _, _, device = eqn.params["tree"].unflatten(avals)
             to = ("remote " if device is not None else "") + space_of(destination)
-            site = Site(name, f"{space_of(source)}->{to}", *size_of(destination), source_line(eqn), nest)
+            site = Site(
+                name, f"{space_of(source)}->{to}", *size_of(destination), source_line(eqn), nest
+            )
         else:
             device = jax.tree.unflatten(eqn.params["args_tree"], avals)[3:4]
             remote = name == "semaphore_signal" and any(d is not None for d in device)

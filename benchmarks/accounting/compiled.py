@@ -1,0 +1,184 @@
+"""Compiles a case, follows its kernels' traces through the schedules, and names what they do."""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kda_mla_kernels.errors import ConfigError
+from megakernel_qwen.kernel.abstract import AbstractModel
+from megakernel_qwen.layout import RANKS
+from vmem_pool.aot import (
+    KernelReport,
+    Options,
+    Report,
+    Segment,
+    Trace,
+    read_schedule,
+    report,
+    trace_events,
+)
+
+from benchmarks.accounting.cases import Case, KernelCase
+from benchmarks.accounting.program import Program, Step
+from benchmarks.accounting.stages import StageNames, kind_of
+
+__all__ = ["CompiledCase", "CompiledKernel", "compile_case"]
+
+VMEM_OPERAND = re.compile(r"vmem \[shape: [a-z]+(\d+)\[([\d,]+)\], index: (\d+), kind: input")
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = """\
+import sys
+
+sys.path.insert(0, {root!r})
+from benchmarks.accounting.cases import Case
+
+
+def build(topology):
+    return {case!r}.programs()[{number}]
+"""
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel as the simulation runs it, and what the compiler said of it."""
+
+    program: Program
+    trace: Trace
+    report: KernelReport
+
+
+@dataclass(frozen=True)
+class CompiledCase:
+    """The kernels of a case, step first."""
+
+    case: Case
+    model: AbstractModel
+    kernels: tuple[CompiledKernel, ...]
+    compile_seconds: float
+
+
+def compile_case(case: Case) -> CompiledCase:
+    """Compiles and traces at the same time.
+
+    Raises:
+        CompileError, TraceError, ScheduleError: as in :mod:`vmem_pool.aot`.
+    """
+    model, programs = case.model, case.programs()
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
+        folders = [Path(folder) / str(number) for number in range(len(programs))]
+        reports = [pool.submit(_compile, case, n, at) for n, at in enumerate(folders)]
+        kernels = case.kernels(model)
+        traces = [_trace(programs, kernel) for kernel in kernels]
+        found = [
+            _kernel(case, model, kernel, trace, _holding(kernel, reports, folders))
+            for kernel, trace in zip(kernels, traces)
+        ]
+        seconds = sum(future.result().compile_seconds for future in reports)
+    return CompiledCase(case, model, tuple(found), seconds)
+
+
+def _compile(case: Case, number: int, folder: Path) -> Report:
+    folder.mkdir()
+    target = folder / "target.py"
+    target.write_text(TARGET.format(root=str(ROOT), case=case, number=number))
+    return report(f"{target}:build", case.topology, Options(keep=folder))
+
+
+def _trace(programs: Iterable[tuple[object, tuple[object, ...]]], kernel: KernelCase) -> Trace:
+    """The kernel in the first program that has it."""
+    last = None
+    for function, arguments in programs:
+        try:
+            return trace_events(
+                function,  # type: ignore[arg-type]
+                *arguments,
+                kernel=kernel.name,
+                axis_index={RANKS: 0},
+                contents=kernel.contents,
+            )
+        except ValueError as error:
+            if "no kernel is called" not in str(error):
+                raise
+            last = error
+    raise last or ConfigError("a case has no programs")
+
+
+def _holding(
+    kernel: KernelCase, reports: Iterable[Future[Report]], folders: Iterable[Path]
+) -> tuple[KernelReport, Path]:
+    """The report on a kernel, and where its schedule is."""
+    for future, folder in zip(reports, folders):
+        for found in future.result().kernels:
+            if found.name.startswith(kernel.name):
+                return found, folder
+    raise ConfigError(f"the compiler made no kernel {kernel.name}")
+
+
+def _kernel(
+    case: Case,
+    model: AbstractModel,
+    kernel: KernelCase,
+    trace: Trace,
+    compiled: tuple[KernelReport, Path],
+) -> CompiledKernel:
+    found, folder = compiled
+    moved = _operands_in_vmem(found)
+    trace = _without_copies(trace, frozenset(moved))
+    segments = read_schedule(folder, kernel.name, trace.trips).follow(trace.events)
+    first = trace.arguments - len(kernel.scratch)
+    topology = model.programs.model.topology
+    chip = topology.group(0, "chip")
+    sibling = tuple(((RANKS, rank),) for rank in chip if rank)
+    stream = model.programs.model.stream
+    return CompiledKernel(
+        Program(
+            name=trace.kernel,
+            steps=tuple(_steps(trace, segments, kernel, first, StageNames(stream))),
+            copied_in=trace.copied_in + sum(moved.values()),
+            copied_out=trace.copied_out,
+            sibling=sibling[0] if sibling else None,
+            ring=("weights", stream.depth),
+        ),
+        trace,
+        found,
+    )
+
+
+def _operands_in_vmem(report: KernelReport) -> dict[int, int]:
+    """Inputs that the kernel wants in HBM and XLA puts into VMEM before it, with their bytes."""
+    found = {}
+    for operand in report.operands:
+        placed = VMEM_OPERAND.match(operand)
+        if placed:
+            bits, shape, number = int(placed[1]), placed[2], int(placed[3])
+            found[number] = math.prod(map(int, shape.split(","))) * bits // 8
+    return found
+
+
+def _without_copies(trace: Trace, moved: frozenset[int]) -> Trace:
+    """The compiler makes transfers out of such inputs vector copies, whose work is compiled."""
+    events = [
+        event._replace(route="vmem->vmem") if event.origin in moved else event
+        for event in trace.events
+        if not (event.op == "dma_start" and event.origin in moved)
+    ]
+    return replace(trace, events=tuple(events))
+
+
+def _steps(
+    trace: Trace, segments: list[Segment], kernel: KernelCase, first: int, names: StageNames
+) -> Iterable[Step]:
+    for segment, event in zip(segments, (*trace.events, None)):
+        stages = names.of(segment)
+        kind = ""
+        if event is not None:
+            number = event.semaphore.argument
+            kind = kind_of("" if number is None else kernel.scratch[number - first])
+            names.follow(event, kind)
+        yield Step(segment.cycles, stages, event, kind)

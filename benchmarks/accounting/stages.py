@@ -1,0 +1,79 @@
+"""Names for what a kernel does: stages of its work, kinds of what it moves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from vmem_pool.aot import Event, Segment
+from vmem_pool.stream import Segment as PlannedSegment
+from vmem_pool.stream import StreamPlan
+
+__all__ = ["StageNames", "kind_of"]
+
+KINDS = (
+    ("record", "records"),
+    (".stored", "records"),
+    (".fetched", "records"),
+    (".ring", "weights"),
+    (".gates", "gates"),
+    (".embedding", "embedding"),
+    (".delta_net", "state"),
+    (".attention", "cache"),
+    ("[0]", "state"),  # of a commit: the replay's scratch, then the caches'
+    ("[1]", "cache"),
+)
+"""Parts of the names of scratch, and what moves on their semaphores; the first that fits counts."""
+STAGES = (
+    ("/gdn/", "gated delta net"),
+    ("/gqa/", "attention"),
+    ("/tpu_collectives/", "exchanges"),
+    ("/norm/", "norms"),
+    ("/mlp/", "activation"),
+    ("/head/", "arg-max"),
+    ("/embedding/", "embedding"),
+)
+"""Parts of the paths of source files, and the stage they are."""
+STREAM = "/vmem_pool/stream/"
+OTHER = "residual, gates, control"
+
+
+def kind_of(name: str) -> str:
+    """What moves on a semaphore of that name in the scratch; empty if nothing of HBM does."""
+    return next((kind for part, kind in KINDS if part in name), "")
+
+
+class StageNames:
+    """Follows the stream, so that a product is known by its matrix."""
+
+    def __init__(self, plan: StreamPlan) -> None:
+        slots = [
+            f"{segment}.{matrix}"
+            for segment in plan.order
+            for matrix in _matrices(plan.segments[segment])
+        ]
+        self._matrices = iter(slots)
+        self._matrix = ""
+
+    def follow(self, event: Event, kind: str) -> None:
+        """Notes that a slot was taken."""
+        if kind == "weights" and event.op == "dma_wait":
+            self._matrix = next(self._matrices)
+
+    def of(self, segment: Segment) -> Mapping[str, int]:
+        """Cycles of a segment by stage."""
+        found: Counter[str] = Counter()
+        for file, cycles in segment.sources.items():
+            found[self._stage(file)] += cycles
+        return found
+
+    def _stage(self, file: str) -> str:
+        if STREAM in file and self._matrix:
+            return f"product {self._matrix}"
+        return next((stage for part, stage in STAGES if part in file), OTHER)
+
+
+def _matrices(segment: PlannedSegment) -> list[str]:
+    """The first matrix in each slot."""
+    first = {tile.slot: tile.matrix.name for tile in reversed(segment.tiles)}
+    return [first[slot] for slot in range(segment.num_slots)]

@@ -71,7 +71,8 @@ class QwenModel:
         self._check_settled(state)
         self._check_row(row)
         self._check_chunk(ids, start)
-        padded = next(size for size in _CHUNK_SHAPES if size >= ids.size)
+        shape = next(size for size in _CHUNK_SHAPES if size >= ids.size)
+        padded = min(shape, self.programs.slots)
         program = self.programs.prefill_all if all_logits else self.programs.prefill
         logits, features, caches = program(
             self.weights,
@@ -104,6 +105,35 @@ class QwenModel:
             self.weights, state.caches, step, sampling, with_logits
         )
         return Decoded(chosen, logits if with_logits else None, QwenState(caches))
+
+    def decode_steps(
+        self,
+        state: QwenState,
+        tokens: Sequence[int] | jax.Array,
+        positions: Sequence[int] | jax.Array,
+        active: Sequence[bool],
+        steps: int,
+    ) -> Decoded:
+        """Greedy steps that follow each other on the device, without a word to the host.
+
+        Args:
+            tokens, positions, active: as for :meth:`decode`, of the first step.
+            steps: how many; each number is compiled once.
+
+        Returns:
+            as :meth:`decode`, but tokens i32 [steps, R].
+
+        Raises:
+            ValueError: as :meth:`decode`; fewer than one step, or steps beyond the context.
+        """
+        self._check_settled(state)
+        live = np.asarray(active, bool)
+        if not isinstance(steps, int | np.integer) or steps < 1:
+            raise ValueError(f"steps {steps!r} must be a whole number of at least 1")
+        self._check_step(tokens, positions, live, int(steps))
+        program = self.programs.greedy_steps(int(steps))
+        chosen, caches = program(self.weights, state.caches, _ids(tokens), _ids(positions), live)
+        return Decoded(chosen, None, QwenState(caches))
 
     def verify(
         self,
@@ -222,7 +252,7 @@ class QwenModel:
                 f" {self.info.max_context}"
             )
 
-    def _check_step(self, tokens: Any, positions: Any, live: np.ndarray) -> None:
+    def _check_step(self, tokens: Any, positions: Any, live: np.ndarray, steps: int = 1) -> None:
         rows = self.info.max_rows
         for name, values in (("tokens", tokens), ("positions", positions), ("active", live)):
             if np.shape(values) != (rows,):
@@ -230,7 +260,7 @@ class QwenModel:
         if not isinstance(tokens, jax.Array):
             self._check_ids(as_i32(tokens, "tokens")[live])
         if not isinstance(positions, jax.Array):
-            self._check_positions(as_i32(positions, "positions")[live], 1)
+            self._check_positions(as_i32(positions, "positions")[live], steps)
 
     def _check_positions(self, first: np.ndarray, tokens: int) -> None:
         wrong = first[(first < 0) | (first + tokens > self.info.max_context)]

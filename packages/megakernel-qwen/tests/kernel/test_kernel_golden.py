@@ -4,12 +4,9 @@ The last tokens of a prompt go through the kernel in one block: that gives the l
 states of all of them at once, and their commit the states.
 """
 
-from dataclasses import replace
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 from kda_mla_kernels.numerics import BF16
 from megakernel_qwen import reference
 from megakernel_qwen.layout import QwenLayout
@@ -65,21 +62,23 @@ def test_keys_and_values_are_those_of_the_xla_backend(
         np.testing.assert_allclose(ours[name], expected[name], rtol=0, atol=5e-5, err_msg=name)
 
 
-def test_greedy_tokens_equal_the_golden(block, golden):
-    """The kernel's own choice, without logits, for as many tokens as ranks leave time for."""
-    run, logits, _ = block
-    expected = golden["len70/fp32/greedy_tokens"]
-    assert logits[-1].argmax() == expected[0]
-    model, state, position = run.model, run.state, run.position
-    rows = model.info.max_rows
-    for step in range({1: 8, 2: 3, 8: 1}[model.info.ranks]):
-        tokens, positions = np.zeros(rows, int), np.zeros(rows, int)
-        tokens[ROW], positions[ROW] = expected[step], position + step
-        out = model.decode(state, tokens, positions, np.arange(rows) == ROW)
-        chosen, state = np.asarray(out.tokens), out.state
-        assert chosen[ROW] == expected[step + 1]
-        assert (np.delete(chosen, ROW) == -1).all()
-    run.state = state  # the fixture's own was consumed
+def test_greedy_tokens_equal_the_golden(load_kernel, golden, sequence):
+    """The kernel's own choices, step after step on the device, on two ranks."""
+    run = sequence(load_kernel(2), row=ROW)
+    run.prefill(golden["len7/input_ids"])
+    expected, steps = golden["len7/fp32/greedy_tokens"], 4
+    rows = run.model.info.max_rows
+    tokens, positions = np.zeros(rows, int), np.zeros(rows, int)
+    tokens[ROW], positions[ROW] = expected[0], 7
+    active = np.arange(rows) == ROW
+    out = run.model.decode_steps(run.state, tokens, positions, active, steps)
+    np.testing.assert_array_equal(np.asarray(out.tokens)[:, ROW], expected[1 : 1 + steps])
+    assert (np.delete(np.asarray(out.tokens), ROW, axis=1) == -1).all()
+    run.state, run.position = out.state, 7 + steps
+    again = run.model.decode_steps(
+        run.state, np.full(rows, expected[steps]), positions + steps, active, 4
+    )
+    np.testing.assert_array_equal(np.asarray(again.tokens)[:, ROW], expected[5:9])
 
 
 def test_bf16_equals_the_reference_at_the_same_rounding_points(
@@ -99,10 +98,9 @@ def test_bf16_equals_the_reference_at_the_same_rounding_points(
 
 def test_both_interpreters_give_the_same_logits(load_kernel, golden, sequence):
     """One rank runs in Pallas' own interpreter by default; the other one simulates the DMAs."""
-    model = load_kernel(1, feature_layers=ALL_LAYERS)
-    simulated = replace(model, programs=replace(model.programs, interpret=pltpu.InterpretParams()))
     tokens = golden["len7/input_ids"]
-    ours, other = (sequence(m).verify(tokens) for m in (model, simulated))
+    models = (load_kernel(1, feature_layers=ALL_LAYERS, simulated=way) for way in (False, True))
+    ours, other = (sequence(model).verify(tokens) for model in models)
     # The same operations, compiled in pieces of other sizes: a product may fuse into a sum.
     np.testing.assert_allclose(ours, other, rtol=0, atol=2e-5)
     assert np.abs(ours - golden["len7/fp32/logits"]).max() < 2e-4

@@ -79,13 +79,13 @@ class AbstractModel:
             )
         )
 
-    def decode(self) -> AbstractProgram:
-        """A greedy step of one token per row, with its commit."""
+    def decode(self, steps: int = 1) -> AbstractProgram:
+        """Greedy steps of one token per row, with their commits."""
         rows = self.programs.rows
         ids = self._whole(jnp.int32, rows)
         live = self._whole(jnp.bool_, rows)
         return AbstractProgram(
-            self.programs.decode_greedy, (self.weights, self.caches, ids, ids, live)
+            self.programs.greedy_steps(steps), (self.weights, self.caches, ids, ids, live)
         )
 
     def verify(self, tokens: int) -> AbstractProgram:

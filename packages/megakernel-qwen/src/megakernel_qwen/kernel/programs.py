@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 from kda_mla_kernels.block import Block, Where
-from kda_mla_kernels.sampling import Sampling, sample
+from kda_mla_kernels.sampling import Sampling
 
 from megakernel_qwen.kernel.calls import KernelRecords, call_commit, call_step
 from megakernel_qwen.kernel.layers import StreamedLayers, head_matrix
@@ -90,47 +90,33 @@ class KernelPrograms(Programs):
         """Greedy steps without logits run no operation between kernels."""
         if sampling is not None or with_logits:
             return super().choose(weights, caches, step, sampling, with_logits)
-        chosen, caches = self.decode_greedy(weights, caches, *step)
-        return chosen, None, caches
+        chosen, caches = self.greedy_steps(1)(weights, caches, *step)
+        return chosen[0], None, caches
 
-    @cached_property
-    def decode(self) -> Callable[..., tuple[jax.Array, jax.Array, Caches]]:
-        """As the XLA program, for any sampling."""
-
-        def body(
-            weights: KernelWeights,
-            caches: Caches,
-            tokens: jax.Array,
-            positions: jax.Array,
-            active: jax.Array,
-            sampling: Sampling,
-        ) -> tuple[jax.Array, jax.Array, Caches]:
-            out, caches = self._decoded(weights, caches, tokens, positions, active)
-            logits = self._gathered(out.logits[: self.rows])
-            chosen = sample(logits, sampling, positions + 1)
-            return jnp.where(active, chosen, -1), logits, caches
-
-        specs = (SPLIT, SPLIT, WHOLE, WHOLE, WHOLE, WHOLE)
-        return self._compile(body, specs, (WHOLE, WHOLE, SPLIT), donate=(1,))
-
-    @cached_property
-    def decode_greedy(self) -> Callable[..., tuple[jax.Array, Caches]]:
-        """``(weights, caches, tokens [R], positions [R], active [R])``: the kernel's own choice."""
-
-        def body(
-            weights: KernelWeights,
-            caches: Caches,
-            tokens: jax.Array,
-            positions: jax.Array,
-            active: jax.Array,
-        ) -> tuple[jax.Array, Caches]:
-            out, caches = self._decoded(weights, caches, tokens, positions, active)
-            return jnp.where(active, out.tokens[: self.rows, 0], -1), caches
-
-        specs = (SPLIT, SPLIT, WHOLE, WHOLE, WHOLE)
-        return self._compile(body, specs, (WHOLE, SPLIT), donate=(1,))
+    def _greedy(
+        self,
+        weights: Any,
+        caches: Caches,
+        tokens: jax.Array,
+        positions: jax.Array,
+        active: jax.Array,
+    ) -> tuple[jax.Array, Caches]:
+        """The kernel's own choice."""
+        out, caches = self._decode_step(weights, caches, tokens, positions, active)
+        return out.tokens[: self.rows, 0], caches
 
     def _decoded(
+        self,
+        weights: Any,
+        caches: Caches,
+        tokens: jax.Array,
+        positions: jax.Array,
+        active: jax.Array,
+    ) -> tuple[jax.Array, Caches]:
+        out, caches = self._decode_step(weights, caches, tokens, positions, active)
+        return self._gathered(out.logits[: self.rows]), caches
+
+    def _decode_step(
         self,
         weights: KernelWeights,
         caches: Caches,

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from kda_mla_kernels import norm
 from kda_mla_kernels.gdn import DeltaStep
@@ -115,24 +116,78 @@ class Programs:
         chosen, logits, caches = self.decode(weights, caches, *step, found)
         return chosen, logits, caches
 
+    def greedy_steps(self, count: int) -> Callable[..., tuple[jax.Array, Caches]]:
+        """``(weights, caches, tokens [R], positions [R], active [R])``: tokens i32 [count, R].
+
+        The loop runs on the device; each step feeds what the one before chose.
+        """
+        if count not in self._greedy_programs:
+            self._greedy_programs[count] = self._compile_steps(count)
+        return self._greedy_programs[count]
+
+    @cached_property
+    def _greedy_programs(self) -> dict[int, Callable[..., tuple[jax.Array, Caches]]]:
+        return {}
+
+    def _compile_steps(self, count: int) -> Callable[..., tuple[jax.Array, Caches]]:
+        def body(
+            weights: Any, caches: Caches, tokens: jax.Array, positions: jax.Array, active: jax.Array
+        ) -> tuple[jax.Array, Caches]:
+            def step(
+                carry: tuple[jax.Array, Caches], number: jax.Array
+            ) -> tuple[tuple[jax.Array, Caches], jax.Array]:
+                fed, caches = carry
+                chosen, caches = self._greedy(weights, caches, fed, positions + number, active)
+                chosen = jnp.where(active, chosen, -1)
+                return (jnp.where(active, chosen, fed), caches), chosen
+
+            (_, caches), chosen = lax.scan(step, (tokens, caches), jnp.arange(count))
+            return chosen, caches
+
+        specs = (SPLIT, SPLIT, WHOLE, WHOLE, WHOLE)
+        return self._compile(body, specs, (WHOLE, SPLIT), donate=(1,))
+
+    def _greedy(
+        self,
+        weights: Any,
+        caches: Caches,
+        tokens: jax.Array,
+        positions: jax.Array,
+        active: jax.Array,
+    ) -> tuple[jax.Array, Caches]:
+        """One step of one token per row on this rank: the best tokens, and the moved state."""
+        logits, caches = self._decoded(weights, caches, tokens, positions, active)
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32), caches
+
+    def _decoded(
+        self,
+        weights: Any,
+        caches: Caches,
+        tokens: jax.Array,
+        positions: jax.Array,
+        active: jax.Array,
+    ) -> tuple[jax.Array, Caches]:
+        """One step of one token per row on this rank: f32 logits [R, V], and the moved state."""
+        columns = (tokens[:, None], positions[:, None], active[:, None])
+        batch = Batch(*columns, rows=None, flat_rows=self.rows, alone=True)
+        stream = self._run(weights, caches, batch, decode_memory, None)
+        return self._head(weights, stream.hidden), stream.caches
+
     @cached_property
     def decode(self) -> Callable[..., tuple[jax.Array, jax.Array, Caches]]:
         """``(weights, caches, tokens [R], positions [R], active [R], sampling)``."""
 
         def body(
-            weights: QwenWeights,
+            weights: Any,
             caches: Caches,
             tokens: jax.Array,
             positions: jax.Array,
             active: jax.Array,
             sampling: Sampling,
         ) -> tuple[jax.Array, jax.Array, Caches]:
-            columns = (tokens[:, None], positions[:, None], active[:, None])
-            batch = Batch(*columns, rows=None, flat_rows=self.rows, alone=True)
-            stream = self._run(weights, caches, batch, decode_memory, None)
-            logits = self._head(weights, stream.hidden)
+            logits, caches = self._decoded(weights, caches, tokens, positions, active)
             chosen = sample(logits, sampling, positions + 1)
-            return jnp.where(active, chosen, -1), logits, stream.caches
+            return jnp.where(active, chosen, -1), logits, caches
 
         specs = (SPLIT, SPLIT, WHOLE, WHOLE, WHOLE, WHOLE)
         return self._compile(body, specs, (WHOLE, WHOLE, SPLIT), donate=(1,))

@@ -1,0 +1,51 @@
+"""Programs of published models at full size, for the compiler alone."""
+
+from kernel_sizes import qwen_08b, qwen_4b, qwen_27b
+from megakernel_qwen.kernel.abstract import AbstractModel
+from tpu_collectives import Topology
+
+CONTEXT = 32768
+FEATURE_LAYERS = (5, 19, 33, 47, 61)
+
+
+def model(config, topology, rows, ranks=8, feature_layers=()):
+    ordered = Topology.from_devices(topology.devices[:ranks])
+    return AbstractModel.of(
+        config, ordered, rows=rows, context=CONTEXT, feature_layers=feature_layers
+    )
+
+
+def parts(program):
+    return program.function, program.arguments
+
+
+def decode_27b_1_row(topology):
+    return parts(model(qwen_27b(), topology, 1).decode())
+
+
+def decode_27b_1_row_8_steps(topology):
+    return parts(model(qwen_27b(), topology, 1).decode(steps=8))
+
+
+def decode_27b_8_rows(topology):
+    return parts(model(qwen_27b(), topology, 8).decode())
+
+
+def decode_27b_16_rows(topology):
+    return parts(model(qwen_27b(), topology, 16).decode())
+
+
+def verify_27b_8_tokens(topology):
+    return parts(model(qwen_27b(), topology, 8, feature_layers=FEATURE_LAYERS).verify(8))
+
+
+def decode_4b_8_ranks(topology):
+    return parts(model(qwen_4b(), topology, 1).decode())
+
+
+def decode_08b_1_rank(topology):
+    return parts(model(qwen_08b(), topology, 1, ranks=1).decode())
+
+
+def prefill_27b(topology):
+    return parts(model(qwen_27b(), topology, 1, feature_layers=FEATURE_LAYERS).prefill(1024))

@@ -1,7 +1,8 @@
 """A pytest plugin that stops starting tests after some time, taking turns between the files.
 
 Every file is collected, hence imported. Each file's first test comes before any file's second, so
-that a short run still touches everything.
+that a short run still touches everything; folders, which hold tests of whole kernels, come after
+the files beside them.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ class BoundedRun:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Orders the tests by their place within their file."""
+        """Orders the tests by their place within their file, then by the depth of that file."""
         seen: dict[object, int] = defaultdict(int)
-        turns: dict[pytest.Item, int] = {}
+        turns: dict[pytest.Item, tuple[int, int]] = {}
         for item in items:
-            turns[item] = seen[item.path]
+            turns[item] = seen[item.path], len(item.path.parts)
             seen[item.path] += 1
         items.sort(key=turns.__getitem__)
 

@@ -1,4 +1,4 @@
-"""Every transfer and semaphore operation of one Pallas TPU kernel, in the order in which it runs."""
+"""Every transfer and semaphore operation of one Pallas TPU kernel, in the order of execution."""
 
 from __future__ import annotations
 

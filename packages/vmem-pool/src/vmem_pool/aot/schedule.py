@@ -26,6 +26,8 @@ EVENTS = re.compile(
     r"(?:\{ |;;  )(?:%\w+ = )?"
     r"(?P<op>dma\.done\.wait|dma\.(?!done)\w+|vwait\.\w+|vsync\w+\.remote)(?P<rest>[^;]*)"
 )
+REORDERED = 64
+"""Bundles by which the compiler may move a start before another one."""
 PREDICATED = re.compile(r"^\s*(?:\[thread:\S+\]\s*)?\(!?%p")
 
 
@@ -99,10 +101,7 @@ class Schedule:
         steps: list[dict[_State, tuple[_State, Segment]]] = []
         states: list[_State] = [_State(-1, ())]
         for number, event in enumerate(events):
-            # jax may give equal code in one file one line, so the file has to do where that fails.
-            found = self._after(states, event.op, event.source) or self._after(
-                states, event.op, event.source.partition(":")[0] + ":"
-            )
+            found = self._after(states, event, events[number - 1] if number else None)
             if not found:
                 at = states[0].mark
                 before = f"{self.marks[at].op} at {self.marks[at].source}" if at >= 0 else "entry"
@@ -131,9 +130,31 @@ class Schedule:
         raise ScheduleError(f"the schedule of {self.name} has events after the last of the trace")
 
     def _after(
+        self, states: Sequence[_State], event: Event, previous: Event | None
+    ) -> dict[_State, tuple[_State, Segment]]:
+        """Where the event may be after one of the states, and from which.
+
+        The compiler makes one wait of adjacent ones for a semaphore, and changes the order of
+        adjacent starts; jax may give equal code in one file one line.
+        """
+        if found := self._reached(states, event.op, event.source):
+            return found
+        merged = previous is not None and previous[:3] == event[:3] and event.op.endswith("wait")
+        if merged or (event.op == "dma_start" and self._just_passed(states, event)):
+            return {state: (state, Segment(0, {})) for state in states}
+        return self._reached(states, event.op, event.source.partition(":")[0] + ":")
+
+    def _just_passed(self, states: Sequence[_State], event: Event) -> bool:
+        """A start like this one stands a little before one of the states."""
+        places = [mark.at for mark in self.marks if (mark.op, mark.source) == event[:2]]
+        return any(
+            0 <= self._position(state.mark) - at <= REORDERED for state in states for at in places
+        )
+
+    def _reached(
         self, states: Sequence[_State], op: str, source: str
     ) -> dict[_State, tuple[_State, Segment]]:
-        """Where the event may be after one of the states; ``source`` may be the start of one."""
+        """``source`` may be the beginning of one."""
         found: dict[_State, tuple[_State, Segment]] = {}
         for state in states:
             for after, segment in self._next(state, op, source):
@@ -150,8 +171,13 @@ class Schedule:
                 left = [loop for loop in around if _inside(loop, repeated)]
                 if counts[repeated.start] == repeated.trips:
                     continue
-            if any(counts[loop.start] != (loop.trips or counts[loop.start]) for loop in left):
+            rest = {loop.start: (loop.trips or 1) - counts[loop.start] for loop in left}
+            known = {loop.start for loop in left if loop.trips is not None}
+            if any(rest[at] and at not in self._quiet for at in known):
                 continue
+            for at in known:
+                more = rest[at] * self._quiet[at].cycles[1] if at in self._quiet else 0
+                segment += Segment(more, {self.files[at]: more})
             gone = {loop.start for loop in left}
             turns = tuple(
                 counts[loop.start] + (loop is repeated)
@@ -180,7 +206,7 @@ class Schedule:
             number
             for number, mark in enumerate(self.marks)
             if mark.op == op
-            and (mark.source == source or source[-1:] == ":" and mark.source.startswith(source))
+            and (mark.source == source or (source[-1:] == ":" and mark.source.startswith(source)))
         ]
         reach, start = self._reach(here), self._position(here)
         for there in wanted:
@@ -189,7 +215,7 @@ class Schedule:
                 continue
             if at == start and there > here >= 0:
                 yield there, Segment(0, {}), None
-            elif at in reach.cycles and at > start or here < 0 and at in reach.cycles:
+            elif at in reach.cycles and (at > start or here < 0):
                 yield there, Segment(reach.cycles[at], self._files_on(reach, at)), None
         if here < 0 or self._stuck(here):
             return
@@ -219,7 +245,7 @@ class Schedule:
 
     @staticmethod
     def _must_run(mark: Mark) -> bool:
-        return bool(mark.source) and not mark.predicated
+        return bool(mark.source) and not mark.predicated and mark.op.endswith("wait")
 
     def _reach(self, here: int) -> _Reach:
         if here not in self._known_reaches:
@@ -247,12 +273,14 @@ class Schedule:
         return reach
 
     def _steps(self, at: int, start: int) -> list[tuple[int, int]]:
+        ways = []
         child = self._quiet.get(at)
         if child and at != start:
             trips = 1 if child.trips is None else child.trips
-            return [(trips * child.cycles[1], child.end + 1)]
+            ways.append((trips * child.cycles[1], child.end + 1))
         target, falls_through = self.forward.get(at, (at, True))
-        ways = [(1, at + 1)] if falls_through else []
+        if falls_through:
+            ways.append((1, at + 1))
         if target > at:
             ways.append((1 + BRANCH_DELAY, target))
         return ways
@@ -279,17 +307,19 @@ class Schedule:
 
     @cached_property
     def _blocking(self) -> frozenset[int]:
-        """Bundles with an event of the program that cannot be passed."""
+        """Bundles with a wait of the program, which cannot be passed."""
         return frozenset(mark.at for mark in self.marks if self._must_run(mark))
 
     @cached_property
     def _quiet(self) -> Mapping[int, Loop]:
-        """Loops without events, by first bundle."""
-        events = sorted({mark.at for mark in self.marks if mark.source})
+        """Loops that can turn without an event, by first bundle.
+
+        The compiler may put what follows a loop into its last turn.
+        """
         return {
             loop.start: loop
             for loop in self.root.walk()[1:]
-            if not any(loop.start <= at <= loop.end for at in events)
+            if not any(loop.start <= at <= loop.end for at in self._blocking)
         }
 
     @cached_property

@@ -21,7 +21,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from benchmarks.accounting.account import Account, account  # noqa: E402
 from benchmarks.accounting.cases import PUBLISHED, Case  # noqa: E402
 from benchmarks.accounting.compiled import compile_case  # noqa: E402
-from benchmarks.accounting.reference.check import Check, check_qwen  # noqa: E402
+from benchmarks.accounting.reference.check import Check, check_all  # noqa: E402
 from benchmarks.accounting.table import print_accounts  # noqa: E402
 from benchmarks.accounting.timeline import save_timeline  # noqa: E402
 
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command."""
     chosen = _parser().parse_args(arguments)
     config = json.loads(Path(chosen.config).read_text()) if chosen.config else PUBLISHED
-    checks = [check_qwen()]
+    checks = check_all()
     accounts = _accounts(_cases(chosen, config))
     if chosen.json:
         print(json.dumps(_plain(accounts, checks), indent=1))

@@ -35,6 +35,8 @@ STAGES = (
 )
 """Parts of the paths of source files, and the stage they are."""
 STREAM = "/vmem_pool/stream/"
+SHARED = "/kda_mla_kernels/numerics.py"
+"""What all stages call; its cycles are those of the stage around it."""
 OTHER = "residual, gates, control"
 
 
@@ -65,11 +67,16 @@ class StageNames:
         found: Counter[str] = Counter()
         for file, cycles in segment.sources.items():
             found[self._stage(file)] += cycles
+        if shared := found.pop(SHARED, 0):
+            others = [stage for stage in found if not stage.startswith("product")]
+            found[max(others, key=found.__getitem__, default=OTHER)] += shared
         return found
 
     def _stage(self, file: str) -> str:
         if STREAM in file and self._matrix:
             return f"product {self._matrix}"
+        if file.endswith(SHARED):
+            return SHARED
         return next((stage for part, stage in STAGES if part in file), OTHER)
 
 

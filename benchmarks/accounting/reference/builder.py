@@ -52,15 +52,22 @@ class ScheduleWriter:
 
     def exchange(self, messages: int, message_bytes: float, sibling: bool = False) -> None:
         """Sends, then waits for what the peers have sent: one phase."""
-        arrived = self._semaphore("exchange", 0)
+        self.send("exchange", messages, message_bytes, sibling)
+        self.receive("exchange")
+
+    def send(
+        self, name: str, messages: int, message_bytes: float, sibling: bool = False
+    ) -> None:
+        """Starts a phase: one message to each of so many peers."""
+        arrived = self._semaphore(name, 0)
         for peer in range(messages):
             device = (("ranks", 1 if sibling else peer + 2),)
-            self._step(
-                Event("dma_start", "", arrived, round(message_bytes), "vmem->remote vmem", device),
-                "",
-            )
-        total = round(messages * message_bytes)
-        self._step(Event("dma_wait", "", arrived, total, "vmem->vmem"), "")
+            size = round(message_bytes)
+            self._step(Event("dma_start", name, arrived, size, "vmem->remote vmem", device), "")
+
+    def receive(self, name: str) -> None:
+        """Ends the phase of that name."""
+        self._step(Event("dma_wait", name, self._semaphore(name, 0), 0, "vmem->vmem"), "")
 
     def program(self) -> Program:
         """The finished schedule."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.accounting.program import Program
-from benchmarks.accounting.reference import qwen
+from benchmarks.accounting.reference import kimi, qwen
 from benchmarks.accounting.simulation import simulate
 
-__all__ = ["TOLERANCE", "Check", "check_qwen"]
+__all__ = ["TOLERANCE", "Check", "check_all", "check_kimi", "check_qwen"]
 
 TOLERANCE = 0.15
 
@@ -49,12 +48,19 @@ class Check:
         )
 
 
+def check_all() -> list[Check]:
+    """All published times whose schedules are described well enough."""
+    return [check_qwen(), check_kimi()]
+
+
 def check_qwen(position: int = 512) -> Check:
     """The published Qwen round at the mean position of its benchmark's thousand tokens."""
-    programs: list[Program] = [
-        qwen.verify(position),
-        qwen.draft(position),
-        qwen.select_snapshot(),
-    ]
+    programs = [qwen.verify(position), qwen.draft(position), qwen.select_snapshot()]
     parts = {program.name.split()[-1]: simulate(program).us for program in programs}
     return Check("Qwen round of 8 rows", parts, qwen.PUBLISHED_US)
+
+
+def check_kimi(position: int = 512) -> Check:
+    """The published Kimi K3 step at one row."""
+    parts = {"step": simulate(kimi.step(position)).us, "head": simulate(kimi.head()).us}
+    return Check("Kimi K3 step of 1 row", parts, kimi.PUBLISHED_US)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -13,46 +11,15 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tpu_collectives import _compat
 from tpu_collectives.barrier import Barrier
 from tpu_collectives.errors import ExchangeError
 from tpu_collectives.topology import Topology
+from tpu_collectives.watch import Watched, simulator, watch
 
 __all__ = ["Collective", "RankProgram", "Run", "repeated", "wide_range"]
 
-_LEFT_OVER = "non-zero count"
-
-
-@dataclass(frozen=True)
-class Run:
-    """What an interpreted kernel gave.
-
-    Args:
-        outputs: one [ranks, ...] array per output.
-        raced: two accesses to a buffer were not ordered.
-        leftovers: one line per semaphore and rank that was not zero at the end.
-        log: everything that the interpreter printed.
-    """
-
-    outputs: tuple[np.ndarray, ...]
-    raced: bool
-    leftovers: tuple[str, ...]
-    log: str = field(repr=False)
-
-    def check(self) -> tuple[np.ndarray, ...]:
-        """The outputs of a run without faults.
-
-        Raises:
-            ExchangeError: a race, or semaphores that are not zero.
-        """
-        if self.raced:
-            raise ExchangeError(f"accesses are not ordered:\n{self.log}")
-        if self.leftovers:
-            raise ExchangeError(
-                "semaphores must be zero when a kernel ends, so that every start has its wait: "
-                + "; ".join(self.leftovers)
-            )
-        return self.outputs
+Run = Watched[tuple[np.ndarray, ...]]
+"""What an interpreted kernel gave: one [ranks, ...] array per output, and its faults."""
 
 
 @dataclass(frozen=True)
@@ -111,21 +78,10 @@ class RankProgram:
                 copy that nobody waits for leaves its semaphore behind.
             detect_races: order all accesses.
         """
-        function = self.function(_compat.interpret_params(detect_races, dma))
-        printed = io.StringIO()
-        try:
-            with contextlib.redirect_stdout(printed):
-                outputs = jax.block_until_ready(function(*map(np.asarray, inputs)))
-        except Exception:
-            _compat.reset_interpreter()
-            raise
-        log = printed.getvalue()
-        return Run(
-            outputs=tuple(np.asarray(output) for output in outputs),
-            raced=detect_races and _compat.races_found(),
-            leftovers=tuple(line for line in log.splitlines() if _LEFT_OVER in line),
-            log=log,
-        )
+        function = self.function(simulator(dma, detect_races))
+        found = watch(lambda: function(*map(np.asarray, inputs)))
+        outputs = tuple(np.asarray(output) for output in found.result)
+        return Watched(outputs, detect_races and found.raced, found.leftovers, found.log)
 
     def check(self, *inputs: Any) -> tuple[np.ndarray, ...]:
         """Outputs of a run without faults in either DMA mode, which must agree.

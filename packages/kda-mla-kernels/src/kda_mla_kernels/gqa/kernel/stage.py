@@ -114,11 +114,11 @@ class Attention:
         width, shape = self.shape.query_width, self.shape
         angles = wide_angles(shape, row_positions(self.block, where.positions), self.numerics)
         rows = self.block.rows
-        q = projected[:, :width].astype(jnp.float32)[:rows]
-        # Reshaped in f32: 16-bit rows would have to be taken apart first.
-        q = q.reshape(rows, shape.query_heads, shape.head_dim)
-        turned = angles[0][:rows, None, :], angles[1][:rows, None, :]
-        scratch.sweep.heads[...] = self._normed_and_turned(q, vectors.q_gain[layer], turned)
+        # Whole rows of a head at a time, padding too: a row's bits must not depend on their number.
+        queries = jnp.split(projected[:, :width].astype(jnp.float32), shape.query_heads, axis=1)
+        gain = vectors.q_gain[layer]
+        turned = [self._normed_and_turned(head, gain, angles) for head in queries]
+        scratch.sweep.heads[...] = jnp.stack([head[: self.block.rows] for head in turned], axis=1)
 
         @pl.when(layer > 0)
         def _() -> None:

@@ -146,9 +146,12 @@ class Schedule:
 
     def _just_passed(self, states: Sequence[_State], event: Event) -> bool:
         """A start like this one stands a little before one of the states."""
-        places = [mark.at for mark in self.marks if (mark.op, mark.source) == event[:2]]
+        alike = [n for n, mark in enumerate(self.marks) if (mark.op, mark.source) == event[:2]]
         return any(
-            0 <= self._position(state.mark) - at <= REORDERED for state in states for at in places
+            0 <= self._position(state.mark) - self.marks[n].at <= REORDERED
+            for state in states
+            for n in alike
+            if n < state.mark
         )
 
     def _reached(

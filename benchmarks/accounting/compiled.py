@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -30,7 +31,9 @@ from benchmarks.accounting.stages import StageNames, kind_of
 
 __all__ = ["CompiledCase", "CompiledKernel", "compile_case"]
 
-VMEM_OPERAND = re.compile(r"vmem \[shape: [a-z]+(\d+)\[([\d,]+)\], index: (\d+), kind: input")
+VMEM_OPERAND = re.compile(
+    r"vmem \[shape: [a-z]+(\d+)\[([\d,]+)\], index: (\d+), kind: (input|output)"
+)
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = """\
 import sys
@@ -129,7 +132,7 @@ def _kernel(
 ) -> CompiledKernel:
     found, folder = compiled
     moved = _operands_in_vmem(found)
-    trace = _without_copies(trace, frozenset(moved))
+    trace = _without_copies(trace, [*moved["input"], *moved["output"]])
     segments = read_schedule(folder, kernel.name, trace.trips).follow(trace.events)
     first = trace.arguments - len(kernel.scratch)
     topology = model.programs.model.topology
@@ -140,8 +143,8 @@ def _kernel(
         Program(
             name=trace.kernel,
             steps=tuple(_steps(trace, segments, kernel, first, StageNames(stream))),
-            copied_in=trace.copied_in + sum(moved.values()),
-            copied_out=trace.copied_out,
+            copied_in=trace.copied_in + moved["input"].total(),
+            copied_out=trace.copied_out + moved["output"].total(),
             sibling=sibling[0] if sibling else None,
             ring=("weights", stream.depth),
         ),
@@ -150,23 +153,23 @@ def _kernel(
     )
 
 
-def _operands_in_vmem(report: KernelReport) -> dict[int, int]:
-    """Inputs that the kernel wants in HBM and XLA puts into VMEM before it, with their bytes."""
-    found = {}
+def _operands_in_vmem(report: KernelReport) -> dict[str, Counter[int]]:
+    """Bytes of what the kernel wants in HBM and XLA puts into VMEM, by number of the argument."""
+    found: dict[str, Counter[int]] = {"input": Counter(), "output": Counter()}
     for operand in report.operands:
-        placed = VMEM_OPERAND.match(operand)
-        if placed:
-            bits, shape, number = int(placed[1]), placed[2], int(placed[3])
-            found[number] = math.prod(map(int, shape.split(","))) * bits // 8
+        if placed := VMEM_OPERAND.match(operand):
+            bits, shape, number, kind = int(placed[1]), placed[2], int(placed[3]), placed[4]
+            found[kind][number] = math.prod(map(int, shape.split(","))) * bits // 8
     return found
 
 
-def _without_copies(trace: Trace, moved: frozenset[int]) -> Trace:
-    """The compiler makes transfers out of such inputs vector copies, whose work is compiled."""
+def _without_copies(trace: Trace, moved: Iterable[int]) -> Trace:
+    """The compiler makes vector copies out of transfers inside VMEM; their work is compiled."""
+    inside = frozenset(moved)
     events = [
-        event._replace(route="vmem->vmem") if event.origin in moved else event
+        event if inside.isdisjoint(event.ends) else event._replace(route="vmem->vmem")
         for event in trace.events
-        if not (event.op == "dma_start" and event.origin in moved)
+        if not (event.op == "dma_start" and not inside.isdisjoint(event.ends))
     ]
     return replace(trace, events=tuple(events))
 

@@ -81,6 +81,8 @@ class StageNames:
 
 
 def _matrices(segment: PlannedSegment) -> list[str]:
-    """The first matrix in each slot."""
-    first = {tile.slot: tile.matrix.name for tile in reversed(segment.tiles)}
-    return [first[slot] for slot in range(segment.num_slots)]
+    """What each slot holds, several matrices with "+" between them."""
+    held: list[dict[str, None]] = [{} for _ in range(segment.num_slots)]
+    for tile in segment.tiles:
+        held[tile.slot][tile.matrix.name] = None
+    return ["+".join(names) for names in held]

@@ -55,9 +55,7 @@ class ScheduleWriter:
         self.send("exchange", messages, message_bytes, sibling)
         self.receive("exchange")
 
-    def send(
-        self, name: str, messages: int, message_bytes: float, sibling: bool = False
-    ) -> None:
+    def send(self, name: str, messages: int, message_bytes: float, sibling: bool = False) -> None:
         """Starts a phase: one message to each of so many peers."""
         arrived = self._semaphore(name, 0)
         for peer in range(messages):

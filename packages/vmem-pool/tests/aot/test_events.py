@@ -24,14 +24,14 @@ def test_a_branch_on_given_contents_is_the_one_that_is_followed():
     assert short == expected
 
 
-def test_an_event_knows_its_bytes_its_semaphore_and_what_it_reads():
+def test_an_event_knows_its_bytes_its_semaphore_and_its_ends():
     trace = follow()
     scratch = trace.arguments - 1  # the semaphores are the last argument
     assert trace.arguments == 5
     for event in trace.events:
         assert event.amount == TILE
         assert event.semaphore.argument == scratch
-        assert event.origin == 1
+        assert event.ends == (1, 3)
         assert event.device is None
         assert event.source.startswith("event_kernels.py:")
 

@@ -39,7 +39,7 @@ class Event(NamedTuple):
         device: of a remote operation, the other device's coordinates by mesh axis, None where they
             are not known; None for a local operation.
         sent: of a remote start, the semaphore on the sending device.
-        origin: of a transfer, number of the argument that it reads, None where that is none.
+        ends: of a transfer, numbers of the arguments that it reads and writes.
     """
 
     op: str
@@ -49,7 +49,7 @@ class Event(NamedTuple):
     route: str
     device: tuple[tuple[str, int | None], ...] | None = None
     sent: Semaphore | None = None
-    origin: int | None = None
+    ends: tuple[int | None, int | None] = (None, None)
 
 
 @dataclass(frozen=True)

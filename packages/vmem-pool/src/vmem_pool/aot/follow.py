@@ -121,7 +121,7 @@ def _event(eqn: Any, arguments: list[Any]) -> Event:
         return _semaphore_event(eqn, arguments)
     tree = eqn.params["tree"]
     source, destination = tree.unflatten(avals)[:2]
-    arrived, sent, device = tree.unflatten(arguments)[2:]
+    read, written, arrived, sent, device = tree.unflatten(arguments)
     remote = "remote " if device is not None else ""
     return Event(
         op=name,
@@ -131,7 +131,7 @@ def _event(eqn: Any, arguments: list[Any]) -> Event:
         route=f"{space_of(source)}->{remote}{space_of(destination)}",
         device=_coordinates(device),
         sent=None if sent is None else _semaphore(sent),
-        origin=getattr(getattr(tree.unflatten(arguments)[0], "ref", None), "argument", None),
+        ends=(_argument(read), _argument(written)),
     )
 
 
@@ -145,10 +145,12 @@ def _semaphore_event(eqn: Any, arguments: list[Any]) -> Event:
 
 
 def _semaphore(reference: Any) -> Semaphore:
-    base = getattr(reference, "ref", reference)
-    return Semaphore(
-        getattr(base, "argument", None), _indices(getattr(reference, "transforms", ()))
-    )
+    return Semaphore(_argument(reference), _indices(getattr(reference, "transforms", ())))
+
+
+def _argument(reference: Any) -> int | None:
+    """Number of the argument that a reference, maybe to a part of it, belongs to."""
+    return getattr(getattr(reference, "ref", reference), "argument", None)
 
 
 def _indices(transforms: Sequence[Any]) -> tuple[int, ...]:

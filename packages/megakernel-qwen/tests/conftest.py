@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 from kda_mla_kernels.checkpoint import open_checkpoint
-from megakernel_qwen import package
+from kda_mla_kernels.numerics import BF16
+from megakernel_qwen import package, reference
 from megakernel_qwen.config import QwenConfig
 from tpu_collectives.testing import virtual_devices
 
@@ -37,6 +38,17 @@ def tiny_config():
 def tiny_tensors():
     checkpoint = open_checkpoint(TINY)
     return {name: checkpoint.read(name) for name in checkpoint.names()}
+
+
+@pytest.fixture(scope="session")
+def bf16_logits(golden, tiny_config, tiny_tensors):
+    """Logits of the 70-token prompt by our reference under the bf16 policy."""
+    # Without the option XLA would keep intermediates in f32.
+    forward = jax.jit(
+        lambda tokens: reference.forward(tiny_config, BF16, tiny_tensors, tokens)[0],
+        compiler_options={"xla_allow_excess_precision": False},
+    )
+    return np.asarray(forward(golden["len70/input_ids"]))
 
 
 @pytest.fixture(scope="session")

@@ -63,7 +63,7 @@ def test_lists_come_from_repeated_flags_commas_and_toml(tmp_path):
         ({"flags": {"api_key": [""]}}, "--api-key must be a comma-separated list"),
         ({"toml": "temperature = 3"}, "temperature in .*toml must be a number from 0 to 2"),
         ({"toml": "model = [1]"}, "model in .*toml must be text"),
-        ({"toml": "backend = 'gpu'"}, "must be one of auto, xla, not 'gpu'"),
+        ({"toml": "backend = 'gpu'"}, "must be one of auto, megakernel, xla, not 'gpu'"),
         ({"flags": {"temperature": "nan"}}, "--temperature must be a number"),
     ],
 )

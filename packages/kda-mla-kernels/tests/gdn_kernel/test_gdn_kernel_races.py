@@ -11,7 +11,6 @@ from kda_mla_kernels.gdn.kernel.commit import _Turns
 
 # Three sequences in two buffers, two layers with one record buffer, six turns in three slots.
 NET, BLOCK, ROWS = Net(quick=True), Block(3, 1), (3, 1, 4)
-TOKENS = NET.tokens(3, 1)
 # Copies as late as a wait allows, or at once.
 LATE = {"dma_execution_mode": "on_wait", "detect_races": True}
 EARLY = {"dma_execution_mode": "eager", "detect_races": True}
@@ -36,7 +35,7 @@ def faults(capfd):
 
 
 def step(kind=DeltaNet, mode=LATE):
-    return replace(NET, kind=kind).run(BLOCK, NET.memory, TOKENS, ROWS, **mode)
+    return replace(NET, kind=kind).run(BLOCK, NET.memory, NET.tokens(3, 1), ROWS, **mode)
 
 
 def committed(records, accepted, mode=LATE, tag=""):

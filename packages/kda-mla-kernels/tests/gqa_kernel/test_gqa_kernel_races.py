@@ -11,7 +11,6 @@ from kda_mla_kernels.gqa.kernel.sweep import Sweep
 MODES = pytest.mark.parametrize("mode", ["on_wait", "eager"])
 # Tiles of 3 + 1 + 2 in two buffers; two layers with one record buffer; six items in four.
 NET, BLOCK, AT = Net(), Block(3, 1), where([3, 1, 4], [300, 0, 128])
-TOKENS = NET.tokens(3, 1)
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def mutant(monkeypatch):
 
 
 def step(**interpret):
-    return NET.run(BLOCK, NET.memory, TOKENS, AT, **interpret)
+    return NET.run(BLOCK, NET.memory, NET.tokens(3, 1), AT, **interpret)
 
 
 def committed(records, **interpret):

@@ -79,9 +79,7 @@ class EmbeddingRows:
         for row in range(self.block.rows):
             self._copy(scratch, table, row, self._local(tokens, row, first)).start()
 
-    def __call__(
-        self, scratch: EmbeddingScratch, table: Any, tokens: Any, first: Any
-    ) -> jax.Array:
+    def __call__(self, scratch: EmbeddingScratch, table: Any, tokens: Any, first: Any) -> jax.Array:
         """Waits for the copies of :meth:`start`: f32 [M, D]."""
         rows = []
         for row in range(self.block.rows):

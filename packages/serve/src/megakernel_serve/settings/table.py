@@ -78,7 +78,9 @@ class Settings:
     devices: int | None = _setting(
         None, whole_number(1), "ranks to use; on CPU, virtual ones", "model", metavar="N"
     )
-    backend: str = _setting("auto", one_of("auto", "megakernel", "xla"), "what runs a step", "model")
+    backend: str = _setting(
+        "auto", one_of("auto", "megakernel", "xla"), "what runs a step", "model"
+    )
     numerics: str = _setting("auto", one_of("auto", "f32", "bf16"), "numerics policy", "model")
     max_tokens: int | None = _setting(
         None, whole_number(1), "most tokens to generate per answer", "sampling", metavar="N"

@@ -113,8 +113,7 @@ class Attention:
         """
         width, shape = self.shape.query_width, self.shape
         angles = wide_angles(shape, row_positions(self.block, where.positions), self.numerics)
-        rows = self.block.rows
-        # Whole rows of a head at a time, padding too: a row's bits must not depend on their number.
+        # Whole rows of a head at a time, padding too: bits must not depend on their number.
         queries = jnp.split(projected[:, :width].astype(jnp.float32), shape.query_heads, axis=1)
         gain = vectors.q_gain[layer]
         turned = [self._normed_and_turned(head, gain, angles) for head in queries]

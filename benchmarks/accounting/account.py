@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ class Account:
         static_bytes: weights that the step reads: the stream, the gates' projections, the vectors.
         stream_bytes: of these, the stream's.
         state_bytes, cache_bytes: recurrent states and key/value caches, read and written.
+        held_state_bytes, held_cache_bytes: what all rows of the rank take in HBM.
         record_bytes: what the step leaves for the commit, written and read.
         phases: off-chip exchanges that the step waits for.
         phases_per_layer: of these, in the loop over layers.
@@ -48,6 +50,8 @@ class Account:
     stream_bytes: int
     state_bytes: int
     cache_bytes: int
+    held_state_bytes: int
+    held_cache_bytes: int
     record_bytes: int
     phases: int
     phases_per_layer: float
@@ -91,6 +95,7 @@ def account(compiled: CompiledCase) -> Account:
     moved: Counter[str] = sum((run.bytes for run in runs), Counter())
     static = sum(moved[kind] for kind in STATIC_KINDS) + step.trace.copied_in
     cycles: Counter[str] = sum((run.cycles for run in runs), Counter())
+    caches = compiled.model.caches
     layers = compiled.model.programs.model.layout.config.num_layers
     return Account(
         title=compiled.case.title,
@@ -99,6 +104,8 @@ def account(compiled: CompiledCase) -> Account:
         stream_bytes=moved["weights"],
         state_bytes=moved["state"],
         cache_bytes=moved["cache"],
+        held_state_bytes=_held(caches.tail, caches.delta),
+        held_cache_bytes=_held(caches.keys, caches.values),
         record_bytes=moved["records"],
         phases=off_chip_phases(step),
         phases_per_layer=_in_layers(step) / layers,
@@ -113,6 +120,11 @@ def account(compiled: CompiledCase) -> Account:
         compile_seconds=compiled.compile_seconds,
         simulated=runs,
     )
+
+
+def _held(*shapes: Any) -> int:
+    """Bytes of one rank; the leading axis of each array is that of the ranks."""
+    return sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in shapes)
 
 
 def off_chip_phases(kernel: CompiledKernel) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from kda_mla_kernels.block import Block, Where
 from megakernel_qwen.config import QwenConfig
 from megakernel_qwen.kernel.abstract import AbstractModel
-from megakernel_qwen.kernel.plan import KernelModel, StepPlan
+from megakernel_qwen.kernel.plan import StepPlan
 from megakernel_qwen.kernel.step import Scalars, step_scratch
 from tpu_collectives import Topology
 
@@ -107,7 +107,7 @@ class Case:
         whole = jax.tree.leaves(verify.arguments[2])[0]
         records = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            verify.function.eval_shape(*verify.arguments)[2],
+            verify.function.eval_shape(*verify.arguments)[2],  # type: ignore[attr-defined]
         )
         commit = model.programs.commit, (model.caches, records, whole, whole)
         return [(verify.function, verify.arguments), commit]
@@ -131,10 +131,6 @@ class Case:
                 _names((plan.replay.scratch(), plan.key_values.scratch())),
             ),
         ]
-
-    def kernel_model(self) -> KernelModel:
-        """Sizes."""
-        return self.model.programs.model
 
 
 def _numbered(scalars: Any) -> dict[int, Any]:

@@ -61,7 +61,7 @@ def test_the_stream_is_read_once_and_taken_in_order(compiled, account):
     stream = compiled.model.programs.model.stream
     assert account.stream_bytes == stream.bytes
     taken = [
-        step.event.semaphore.index[0]
+        step.event.semaphore.at[0]
         for step in compiled.kernels[0].program.steps
         if step.kind == "weights" and step.event.op == "dma_wait"
     ]
@@ -115,6 +115,28 @@ def test_layers_of_one_kind_cost_the_same_each_time(compiled):
         layer = sum(at <= number for at in sent) // 14  # two all-reduces to seven peers
         per_layer[layer] += step.cycles
     assert per_layer[1] == pytest.approx(per_layer[2], rel=0.02)
+
+
+def test_an_account_is_plain_data(account):
+    stored = json.loads(json.dumps(account.to_json()))
+    assert stored["static_bytes"] == account.static_bytes
+    assert stored["total_us"] == pytest.approx(sum(account.step_us))
+    assert sum(stored["cycles"].values()) == sum(account.cycles.values())
+
+
+def test_a_cache_takes_the_bytes_of_its_context(compiled, account):
+    config = compiled.model.programs.model.layout.config
+    heads, positions = 1, compiled.case.context
+    assert account.held_cache_bytes == 2 * heads * positions * config.head_dim * 2
+
+
+def test_a_timeline_is_drawn(account, tmp_path):
+    pytest.importorskip("matplotlib")
+    from benchmarks.accounting.timeline import save_timeline
+
+    step = account.simulated[0]
+    save_timeline(step, tmp_path / "step.png", account.title, (0.0, step.us))
+    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_command_prints_bytes_and_the_models_error_as_json(tmp_path):

@@ -15,7 +15,7 @@ def follow(kinds=KINDS):
 
 def test_a_branch_on_given_contents_is_the_one_that_is_followed():
     trace = follow()
-    short = [(e.op, e.semaphore.index[0]) for e in trace.events]
+    short = [(e.op, e.semaphore.at[0]) for e in trace.events]
     expected = [("dma_start", 0)]
     for number, kind in enumerate(KINDS):
         expected.append(("dma_wait", 0))

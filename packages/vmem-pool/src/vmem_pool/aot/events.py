@@ -19,11 +19,11 @@ class Semaphore(NamedTuple):
     Attributes:
         argument: number among the kernel's flattened arguments (inputs, outputs, scratch), or None
             for one that the kernel has not got as an argument, such as the barrier's.
-        index: position in an array of semaphores.
+        at: position in an array of semaphores.
     """
 
     argument: int | None
-    index: tuple[int, ...]
+    at: tuple[int, ...]
 
 
 class Event(NamedTuple):

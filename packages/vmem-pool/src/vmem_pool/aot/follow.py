@@ -64,7 +64,8 @@ class Follower(Walker):
                 name,
                 len(body.invars),
                 tuple(self.events),
-                *moved.values(),
+                moved["hbm->vmem"],
+                moved["vmem->hbm"],
                 trips={at: sum(n) / len(n) for at, n in self.lengths.items()},
             )
         )

@@ -5,8 +5,9 @@ from vmem_pool.aot.inventory import Inventory, Site, take_inventory
 from vmem_pool.aot.kernels import DmaSite, KernelReport
 from vmem_pool.aot.loops import Loop
 from vmem_pool.aot.report import CompileError, Options, Report, report
-from vmem_pool.aot.schedule import Schedule, ScheduleError, Segment, read_schedule
+from vmem_pool.aot.schedule import Schedule, ScheduleError, read_schedule
 from vmem_pool.aot.show import print_report
+from vmem_pool.aot.ways import Segment
 
 __all__ = [
     "CompileError",

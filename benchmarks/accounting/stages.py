@@ -26,6 +26,7 @@ KINDS = (
 """Parts of the names of scratch, and what moves on their semaphores; the first that fits counts."""
 STAGES = (
     ("/gdn/", "gated delta net"),
+    ("/delta/", "gated delta net"),
     ("/gqa/", "attention"),
     ("/tpu_collectives/", "exchanges"),
     ("/norm/", "norms"),

@@ -1,4 +1,4 @@
-"""A model of four layers, compiled once: bytes against the plan, phases, cycles; the command."""
+"""A model of four layers, compiled once: bytes against the plan, phases, cycles, the command."""
 
 import importlib.util
 import json

@@ -1,9 +1,13 @@
 """How a model is cut over ranks: every rank owns whole heads and a slice of each wide matrix.
 
 Rank r of R owns query heads, linear key heads (with their value heads), feed-forward columns and
-vocabulary rows ``[r·n/R, (r+1)·n/R)``. With more ranks than key/value heads, neighbouring ranks
-hold copies of one. The vocabulary is padded with zero rows to a multiple of R; padding rows are cut
-off the logits before anyone sees them.
+vocabulary rows ``[r·n, (r+1)·n)``, where n is the whole divided by R, rounded up: the last ranks
+may own heads of zeros, which change no result. With more ranks than key/value heads, neighbouring
+ranks hold copies of one and share its query heads::
+
+    6 query heads per key/value head, 4 ranks for each:   | 0 1 | 2 3 | 4 5 | zeros |
+
+Padding rows of the vocabulary are cut off the logits before anyone sees them.
 """
 
 from __future__ import annotations
@@ -14,30 +18,128 @@ from kda_mla_kernels.errors import ConfigError
 
 from megakernel_qwen.config import QwenConfig
 
-__all__ = ["RANKS", "QwenLayout", "legal_ranks"]
+__all__ = ["RANKS", "QwenLayout", "Share", "legal_ranks"]
 
 RANKS = "ranks"
 """Mesh axis over which everything is split."""
 
 MAX_RANKS = 64
 """Where the search for legal rank counts ends: twice what the largest supported slice has."""
+MAX_PADDING = 0.1
+"""Bytes of zeros that a rank count may add to the layers' matrices, as a part of them."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Members ``start .. stop`` of something, on a rank that has room for ``size``."""
+
+    start: int
+    stop: int
+    size: int
+
+    @classmethod
+    def of(cls, whole: int, size: int, rank: int, first: int = 0) -> Share:
+        """The rank's part of ``whole`` members from ``first`` on, ``size`` to a rank."""
+        start, stop = (min(number * size, whole) for number in (rank, rank + 1))
+        return cls(first + start, first + stop, size)
+
+    def times(self, width: int) -> Share:
+        """The same members with ``width`` elements each."""
+        return Share(self.start * width, self.stop * width, self.size * width)
+
+    def after(self, offset: int) -> Share:
+        """The same members behind ``offset`` others."""
+        return Share(self.start + offset, self.stop + offset, self.size)
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.start, self.stop)
+
+    @property
+    def padding(self) -> int:
+        """Members of zeros at the end."""
+        return self.size - (self.stop - self.start)
 
 
 def _obstacle(config: QwenConfig, ranks: int) -> str | None:
     """Why this rank count does not fit, or None."""
     if ranks < 1:
         return "a model needs at least one"
-    for name in ("num_attention_heads", "linear_num_key_heads", "intermediate_size"):
-        if getattr(config, name) % ranks:
-            return f"{name} {getattr(config, name)} is not a multiple of it"
     heads = config.num_key_value_heads
     if heads % ranks and ranks % heads:
         return f"it neither divides num_key_value_heads {heads} nor is a multiple of it"
+    sizes = _Sizes(config, ranks)
+    if sizes.padding > MAX_PADDING:
+        return f"{sizes.what_is_padded} would be padded by {sizes.padding:.0%} of all bytes"
     return None
 
 
+@dataclass(frozen=True)
+class _Sizes:
+    """Members per rank, rounded up, of a count that may turn out illegal."""
+
+    config: QwenConfig
+    ranks: int
+
+    @property
+    def ranks_per_kv_head(self) -> int:
+        return max(1, self.ranks // self.config.num_key_value_heads)
+
+    @property
+    def group(self) -> int:
+        """Query heads of a key/value head on one rank."""
+        group = self.config.num_attention_heads // self.config.num_key_value_heads
+        return -(-group // self.ranks_per_kv_head)
+
+    @property
+    def kv_heads(self) -> int:
+        return max(1, self.config.num_key_value_heads // self.ranks)
+
+    @property
+    def key_heads(self) -> int:
+        return -(-self.config.linear_num_key_heads // self.ranks)
+
+    @property
+    def intermediate(self) -> int:
+        return -(-self.config.intermediate_size // self.ranks)
+
+    @property
+    def _parts(self) -> dict[str, tuple[int, int]]:
+        """Elements per hidden column of the matrices that each size decides: real, with padding."""
+        config = self.config
+        queries = config.num_attention_heads
+        padded_queries = self.group * self.kv_heads * self.ranks
+        key_heads = config.linear_num_key_heads
+        per_key_head = (2 * config.linear_key_width + 3 * config.linear_value_width) // key_heads
+        linear, full = len(config.linear_layers), len(config.full_layers)
+        query = 3 * config.head_dim * full
+        wide = 3 * config.num_layers
+        return {
+            "num_attention_heads": (queries * query, padded_queries * query),
+            "linear_num_key_heads": (
+                key_heads * per_key_head * linear,
+                self.key_heads * self.ranks * per_key_head * linear,
+            ),
+            "intermediate_size": (
+                config.intermediate_size * wide,
+                self.intermediate * self.ranks * wide,
+            ),
+        }
+
+    @property
+    def padding(self) -> float:
+        """Zeros as a part of the real elements."""
+        real, padded = (sum(column) for column in zip(*self._parts.values()))
+        return padded / real - 1
+
+    @property
+    def what_is_padded(self) -> str:
+        worst = max(self._parts.items(), key=lambda item: item[1][1] - item[1][0])[0]
+        return f"{worst} {getattr(self.config, worst)}"
+
+
 def legal_ranks(config: QwenConfig) -> tuple[int, ...]:
-    """Rank counts that divide the model, ascending."""
+    """Rank counts that the model can be cut into, ascending."""
     return tuple(r for r in range(1, MAX_RANKS + 1) if _obstacle(config, r) is None)
 
 
@@ -46,7 +148,7 @@ class QwenLayout:
     """Per-rank sizes of a config on a number of ranks.
 
     Raises:
-        ConfigError: the ranks do not divide the model; the message lists the counts that do.
+        ConfigError: the ranks do not fit the model; the message lists the counts that do.
     """
 
     config: QwenConfig
@@ -61,22 +163,52 @@ class QwenLayout:
             )
 
     @property
+    def _sizes(self) -> _Sizes:
+        return _Sizes(self.config, self.ranks)
+
+    @property
     def query_heads(self) -> int:
-        return self.config.num_attention_heads // self.ranks
+        """Padding included, as in all sizes of a rank."""
+        return self._sizes.group * self.kv_heads
 
     @property
     def kv_heads(self) -> int:
-        return max(1, self.config.num_key_value_heads // self.ranks)
+        return self._sizes.kv_heads
 
     @property
     def key_heads(self) -> int:
         """Linear key heads."""
-        return self.config.linear_num_key_heads // self.ranks
+        return self._sizes.key_heads
 
     @property
     def value_heads(self) -> int:
         """Linear value heads."""
-        return self.config.linear_num_value_heads // self.ranks
+        return self.key_heads * self._value_heads_per_key_head
+
+    @property
+    def _value_heads_per_key_head(self) -> int:
+        return self.config.linear_num_value_heads // self.config.linear_num_key_heads
+
+    def queries_of(self, rank: int) -> Share:
+        """The query heads of a rank."""
+        copies = self._sizes.ranks_per_kv_head
+        group = self.config.num_attention_heads // self.config.num_key_value_heads
+        if copies == 1:
+            return Share.of(self.config.num_attention_heads, self.query_heads, rank)
+        head, member = divmod(rank, copies)
+        return Share.of(group, self.query_heads, member, first=head * group)
+
+    def linear_keys_of(self, rank: int) -> Share:
+        """The linear key heads of a rank."""
+        return Share.of(self.config.linear_num_key_heads, self.key_heads, rank)
+
+    def linear_values_of(self, rank: int) -> Share:
+        """The linear value heads of a rank."""
+        return self.linear_keys_of(rank).times(self._value_heads_per_key_head)
+
+    def intermediate_of(self, rank: int) -> Share:
+        """The feed-forward columns of a rank."""
+        return Share.of(self.config.intermediate_size, self.intermediate, rank)
 
     @property
     def key_width(self) -> int:
@@ -98,7 +230,7 @@ class QwenLayout:
 
     @property
     def intermediate(self) -> int:
-        return self.config.intermediate_size // self.ranks
+        return self._sizes.intermediate
 
     @property
     def vocab_rows(self) -> int:

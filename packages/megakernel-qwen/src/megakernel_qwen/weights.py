@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from kda_mla_kernels.checkpoint import Checkpoint
 from kda_mla_kernels.numerics import Numerics
 
-from megakernel_qwen.layout import QwenLayout
+from megakernel_qwen.layout import QwenLayout, Share
 from megakernel_qwen.tensors import HEAD, expected_tensors, layer_prefix, text_prefix
 
 __all__ = [
@@ -133,37 +133,35 @@ class RankReader:
     prefix: str
     rank: int
 
-    def _part(self, width: int) -> slice:
-        return slice(self.rank * width, (self.rank + 1) * width)
+    def _read(self, name: str, *shares: Share | None) -> np.ndarray:
+        """The rank's share along each axis (None: all of it), with zeros for what it pads."""
+        parts = tuple(slice(None) if share is None else share.slice for share in shares)
+        found = self.checkpoint.read(name, parts)
+        padding = [(0, 0 if share is None else share.padding) for share in shares]
+        return np.pad(found, padding + [(0, 0)] * (found.ndim - len(shares)))
 
-    def _matrix(self, name: str, rows: slice, columns: slice = slice(None)) -> np.ndarray:
+    def _matrix(self, name: str, *shares: Share | None) -> np.ndarray:
         """Part of a stored [out, in] matrix as [in, out]."""
-        return self.checkpoint.read(name, (rows, columns)).astype(self.dtype).T
+        return self._read(name, *shares).astype(self.dtype).T
 
-    def _vector(self, name: str, part: slice = slice(None)) -> np.ndarray:
-        return self.checkpoint.read(name, (part,)).astype(np.float32)
+    def _vector(self, name: str, part: Share | None = None) -> np.ndarray:
+        return self._read(name, part).astype(np.float32)
 
     def _gain(self, name: str) -> np.ndarray:
         return 1.0 + self._vector(name)
 
-    def _channels(self) -> tuple[slice, ...]:
+    def _channels(self) -> tuple[Share, ...]:
         """This rank's queries, keys and values among the convolution channels."""
-        config, layout = self.layout.config, self.layout
-        parts, first = [], 0
-        for whole, width in (
-            (config.linear_key_width, layout.key_width),
-            (config.linear_key_width, layout.key_width),
-            (config.linear_value_width, layout.value_width),
-        ):
-            parts.append(slice(first + self.rank * width, first + (self.rank + 1) * width))
-            first += whole
-        return tuple(parts)
+        config = self.layout.config
+        keys = self.layout.linear_keys_of(self.rank).times(config.linear_key_head_dim)
+        values = self.layout.linear_values_of(self.rank).times(config.linear_value_head_dim)
+        width = config.linear_key_width
+        return keys, keys.after(width), values.after(2 * width)
 
     def gdn(self, name: str) -> GdnWeights:
-        values, heads = self._part(self.layout.value_width), self._part(self.layout.value_heads)
-        taps = [
-            self.checkpoint.read(name + "conv1d.weight", (part,))[:, 0] for part in self._channels()
-        ]
+        heads = self.layout.linear_values_of(self.rank)
+        values = heads.times(self.layout.config.linear_value_head_dim)
+        taps = [self._read(name + "conv1d.weight", part)[:, 0] for part in self._channels()]
         columns = [self._matrix(name + "in_proj_qkv.weight", part) for part in self._channels()]
         columns.append(self._matrix(name + "in_proj_z.weight", values))
         columns += [self._matrix(f"{name}in_proj_{gate}.weight", heads) for gate in "ba"]
@@ -173,32 +171,32 @@ class RankReader:
             a_log=self._vector(name + "A_log", heads),
             dt_bias=self._vector(name + "dt_bias", heads),
             norm=self._vector(name + "norm.weight"),
-            out_proj=self._matrix(name + "out_proj.weight", slice(None), values),
+            out_proj=self._matrix(name + "out_proj.weight", None, values),
         )
 
     def gqa(self, name: str) -> GqaWeights:
-        config, layout = self.layout.config, self.layout
-        dim, heads = config.head_dim, layout.query_heads
+        layout, dim = self.layout, self.layout.config.head_dim
+        heads = layout.queries_of(self.rank)
         # Stored per head: its query rows, then its gate rows.
-        both = self._matrix(name + "q_proj.weight", self._part(2 * heads * dim))
-        query, gate = np.moveaxis(both.reshape(-1, heads, 2, dim), 2, 0)
-        first = layout.first_kv_head(self.rank) * dim
-        keys = slice(first, first + layout.kv_heads * dim)
-        columns = [query.reshape(-1, heads * dim), gate.reshape(-1, heads * dim)]
+        both = self._matrix(name + "q_proj.weight", heads.times(2 * dim))
+        query, gate = np.moveaxis(both.reshape(-1, heads.size, 2, dim), 2, 0)
+        first = layout.first_kv_head(self.rank)
+        keys = Share(first, first + layout.kv_heads, layout.kv_heads).times(dim)
+        columns = [query.reshape(-1, heads.size * dim), gate.reshape(-1, heads.size * dim)]
         columns += [self._matrix(f"{name}{part}_proj.weight", keys) for part in "kv"]
         return GqaWeights(
             in_proj=np.concatenate(columns, axis=1),
             q_gain=self._gain(name + "q_norm.weight"),
             k_gain=self._gain(name + "k_norm.weight"),
-            out_proj=self._matrix(name + "o_proj.weight", slice(None), self._part(heads * dim)),
+            out_proj=self._matrix(name + "o_proj.weight", None, heads.times(dim)),
         )
 
     def mlp(self, name: str) -> MlpWeights:
-        wide = self._part(self.layout.intermediate)
+        wide = self.layout.intermediate_of(self.rank)
         columns = [self._matrix(f"{name}{part}_proj.weight", wide) for part in ("gate", "up")]
         return MlpWeights(
             gate_up=np.concatenate(columns, axis=1),
-            down=self._matrix(name + "down_proj.weight", slice(None), wide),
+            down=self._matrix(name + "down_proj.weight", None, wide),
         )
 
     def mixer_gain(self, index: int) -> np.ndarray:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 from vmem_pool.stream import Matrix, image, plan_stream, unpack_matrix
 
 
@@ -26,6 +27,24 @@ def test_unpacked_matrices_are_those_that_were_packed(dtype, shape):
     for at, pos in enumerate(plan.starts):
         for name, found in unpack(jnp.int32(pos)).items():
             np.testing.assert_array_equal(np.asarray(found), weights[at][name])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_kernel_of_tpus_takes_the_same_matrices(monkeypatch, dtype):
+    """Interpreted; a matrix cut by columns and one cut by rows, both into tiles of two shapes."""
+    wide, tall = Matrix("wide", (64, 640), dtype), Matrix("tall", (640, 128), dtype)
+    plan = plan_stream({"layer": [wide, tall]}, ["layer"] * 2, slot_bytes=1 << 16, depth=2)
+    random = np.random.default_rng(0)
+    weights = [
+        {m.name: random.normal(size=m.shape).astype(m.dtype) for m in (wide, tall)} for _ in "ab"
+    ]
+    stored = jnp.asarray(image(plan, lambda at, name: weights[at][name]))
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, tpu, default: tpu(*args))
+    with pltpu.force_tpu_interpret_mode():
+        for at, pos in enumerate(plan.starts):
+            for name in ("wide", "tall"):
+                found = unpack_matrix(plan, stored, "layer", pos, name)
+                np.testing.assert_array_equal(np.asarray(found), weights[at][name])
 
 
 def test_elements_of_less_than_a_byte_are_refused():

@@ -124,6 +124,11 @@ def call_commit(
         scratch_shapes=[cast(Any, (plan.replay.scratch(), plan.key_values.scratch()))],
         # Flattened: rows, positions, accepted, two records, then the four parts of the state.
         input_output_aliases={5 + part: part for part in range(4)},
+        compiler_params=pltpu.CompilerParams(
+            vmem_limit_bytes=VMEM_LIMIT_BYTES,
+            disable_bounds_checks=not interpret,
+            disable_semaphore_checks=not interpret,
+        ),
         interpret=interpret,
     )(where, accepted, records, both)
     return Caches(moved_gdn.tail, moved_gdn.delta, moved_gqa.keys, moved_gqa.values)

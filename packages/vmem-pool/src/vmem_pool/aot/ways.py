@@ -1,6 +1,6 @@
 """Ways of the core through a schedule, from one event to those that can come next.
 
-From a bundle the core goes on to the next one, along branches, and through loops without waits. A
+From a bundle the core goes on to the next one, along branches and through loops without waits. A
 way ends at the first wait that it cannot pass. Of several to one bundle the longest counts.
 """
 

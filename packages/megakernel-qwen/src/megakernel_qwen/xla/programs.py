@@ -141,6 +141,9 @@ class Programs:
                 chosen = jnp.where(active, chosen, -1)
                 return (jnp.where(active, chosen, fed), caches), chosen
 
+            if count == 1:
+                (_, caches), chosen = step((tokens, caches), jnp.int32(0))
+                return chosen[None], caches
             (_, caches), chosen = lax.scan(step, (tokens, caches), jnp.arange(count))
             return chosen, caches
 

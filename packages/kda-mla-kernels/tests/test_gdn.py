@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kda_mla_kernels import gdn
+from kda_mla_kernels.delta.triangular import unit_lower_inverse
 from kda_mla_kernels.gdn import GdnInputs, causal_convolution, gates, recur, sequence, split_heads
-from kda_mla_kernels.gdn.chunked import unit_lower_inverse
 from kda_mla_kernels.numerics import BF16, F32
 
 # One program each, as models run them; op by op every shape would be dozens of programs.

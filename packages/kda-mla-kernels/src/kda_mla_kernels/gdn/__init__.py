@@ -1,13 +1,21 @@
 """Gated delta net: short convolution, gates, and the delta rule.
 
-``reference`` holds the equations; ``recurrent`` and ``chunked`` are the forms that programs run.
+The rule itself, its recurrent form and the convolution are those of ``delta``, shared with ``kda``.
 """
 
+from kda_mla_kernels.delta import (
+    DeltaStep,
+    causal_convolution,
+    convolve,
+    delta_rule,
+    mask_tokens,
+    recur,
+    replay,
+    sequence,
+    token_windows,
+)
 from kda_mla_kernels.gdn.chunked import chunked_delta_rule
-from kda_mla_kernels.gdn.convolution import causal_convolution, convolve, token_windows
-from kda_mla_kernels.gdn.inputs import GdnInputs, gates, mask_tokens, split_heads
-from kda_mla_kernels.gdn.recurrent import DeltaStep, recur, replay
-from kda_mla_kernels.gdn.reference import delta_rule, sequence
+from kda_mla_kernels.gdn.inputs import GdnInputs, gates, split_heads
 
 __all__ = [
     "DeltaStep",

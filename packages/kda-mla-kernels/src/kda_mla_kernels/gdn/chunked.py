@@ -17,47 +17,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kda_mla_kernels.gdn.inputs import GdnInputs, mask_tokens
+from kda_mla_kernels.delta.chunks import mask_valid, over_chunks
+from kda_mla_kernels.delta.triangular import unit_lower_inverse
+from kda_mla_kernels.gdn.inputs import GdnInputs
 
 __all__ = ["CHUNK", "chunked_delta_rule"]
 
 CHUNK = 64
 
 _EXACT = lax.Precision.HIGHEST
-
-
-def unit_lower_inverse(matrix: jax.Array) -> jax.Array:
-    """Inverse of unit lower triangular matrices by doubling blocks.
-
-    From the inverses of the diagonal blocks of size n follow those of size 2n::
-
-        [A 0]^-1   [   A^-1      0  ]
-        [C B]    = [-B^-1 C A^-1 B^-1]
-
-    Only products of exact inverses occur, so equal keys in a row, which make powers of the strictly
-    lower part huge, do no harm (a Neumann product would lose everything there).
-
-    Args:
-        matrix: f32 [..., C, C], C a power of two; only the strictly lower part is read.
-
-    Returns:
-        f32 [..., C, C].
-    """
-    size = matrix.shape[-1]
-    inverse = jnp.ones((*matrix.shape[:-2], size, 1, 1), matrix.dtype)
-    block = 1
-    while block < size:
-        pairs = size // (2 * block)
-        tiles = matrix.reshape(*matrix.shape[:-2], pairs, 2, block, pairs, 2, block)
-        own = jnp.diagonal(tiles, axis1=-6, axis2=-3)  # [..., 2, block, 2, block, pairs]
-        corner = jnp.moveaxis(own[..., 1, :, 0, :, :], -1, -3)
-        halves = inverse.reshape(*matrix.shape[:-2], pairs, 2, block, block)
-        upper, lower = halves[..., 0, :, :], halves[..., 1, :, :]
-        corner = -jnp.matmul(jnp.matmul(lower, corner, precision=_EXACT), upper, precision=_EXACT)
-        top = jnp.concatenate([upper, jnp.zeros_like(upper)], axis=-1)
-        inverse = jnp.concatenate([top, jnp.concatenate([corner, lower], axis=-1)], axis=-2)
-        block *= 2
-    return inverse[..., 0, :, :]
 
 
 def _chunk(state: jax.Array, x: GdnInputs) -> tuple[jax.Array, jax.Array]:
@@ -102,16 +70,4 @@ def chunked_delta_rule(
     Returns:
         the state after the last valid token and outputs f32 [S, T, Hv, V].
     """
-    tokens = inputs.beta.shape[1]
-    padded = -(-tokens // chunk) * chunk
-
-    def to_chunks(x: jax.Array) -> jax.Array:
-        x = jnp.pad(x, [(0, 0), (0, padded - tokens)] + [(0, 0)] * (x.ndim - 2))
-        x = x.reshape(x.shape[0], padded // chunk, chunk, *x.shape[2:])
-        return jnp.moveaxis(jnp.moveaxis(x, 3, 2), 1, 0)  # [chunks, S, Hv, C, ...]
-
-    live = jnp.arange(tokens)[None, :] < valid[:, None]
-    masked = jax.tree.map(to_chunks, mask_tokens(inputs, live))
-    state, out = lax.scan(_chunk, state, masked)
-    out = jnp.moveaxis(jnp.moveaxis(out, 0, 1), 2, 3)  # [S, chunks, C, Hv, V]
-    return state, out.reshape(out.shape[0], padded, *out.shape[3:])[:, :tokens]
+    return over_chunks(_chunk, state, mask_valid(inputs, valid), chunk)

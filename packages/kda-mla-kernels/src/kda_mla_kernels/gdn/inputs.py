@@ -1,4 +1,4 @@
-"""From projections to what the delta rule reads: gates, unit vectors, neutral tokens.
+"""From projections to what the delta rule reads: gates and unit vectors.
 
 Letters: S sequences, T tokens of each, M tokens of all, C convolution channels (queries, keys,
 values), W taps, Hk key heads, Hv value heads, K key dim, V value dim. States are f32
@@ -9,32 +9,18 @@ Source: the Qwen3.5 modelling code (gates, head repetition, rounding points).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 
+from kda_mla_kernels.delta.inputs import DeltaInputs
 from kda_mla_kernels.norm import l2_norm
 from kda_mla_kernels.numerics import Numerics
 
-__all__ = ["GdnInputs", "gates", "mask_tokens", "split_heads"]
+__all__ = ["GdnInputs", "gates", "split_heads"]
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class GdnInputs:
-    """What the delta rule reads, all f32. The axes before the heads are the tokens."""
-
-    q: jax.Array
-    """[..., Hv, K] unit length, then scaled by K^-0.5"""
-    k: jax.Array
-    """[..., Hv, K] unit length"""
-    v: jax.Array
-    """[..., Hv, V]"""
-    log_decay: jax.Array
-    """[..., Hv], g <= 0; the state is multiplied by exp(g)"""
-    beta: jax.Array
-    """[..., Hv] in (0, 1)"""
+GdnInputs = DeltaInputs
+"""What the delta rule reads, with log decays [..., Hv]."""
 
 
 def gates(
@@ -77,14 +63,3 @@ def split_heads(
 
     values = v.reshape(*lead, value_heads, value_dim).astype(jnp.float32)
     return unit(q) * key_dim**-0.5, unit(k), values
-
-
-def mask_tokens(inputs: GdnInputs, live: jax.Array) -> GdnInputs:
-    """Makes tokens neutral that are not ``live`` [...]: they neither decay nor change a state."""
-    return GdnInputs(
-        q=inputs.q,
-        k=jnp.where(live[..., None, None], inputs.k, 0.0),
-        v=jnp.where(live[..., None, None], inputs.v, 0.0),
-        log_decay=jnp.where(live[..., None], inputs.log_decay, 0.0),
-        beta=jnp.where(live[..., None], inputs.beta, 0.0),
-    )

@@ -1,5 +1,5 @@
 """Gated feed-forward layers."""
 
-from kda_mla_kernels.mlp.reference import swiglu
+from kda_mla_kernels.mlp.reference import situ, swiglu
 
-__all__ = ["swiglu"]
+__all__ = ["situ", "swiglu"]

@@ -1,7 +1,8 @@
 """Norms over the last axis. Sums are f32; each function says where it rounds.
 
-Source: "Root Mean Square Layer Normalization" (Zhang, Sennrich 2019), eq. 4; the gated form and
-the rounding points are those of the Qwen3.5 modelling code.
+Source: "Root Mean Square Layer Normalization" (Zhang, Sennrich 2019), eq. 4. The gated forms and
+the rounding points are those of the Qwen3.5 (SiLU gate) and Kimi K3 (sigmoid gate, stepwise norm)
+modelling code.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 
 from kda_mla_kernels.numerics import Numerics
 
-__all__ = ["gated_rms_norm", "l2_norm", "rms_norm"]
+__all__ = ["gated_rms_norm", "l2_norm", "rms_norm", "sigmoid_gated_rms_norm", "stepwise_rms_norm"]
 
 L2_EPS = 1e-6
 """Constant of the delta-rule models, independent of the config's norm eps."""
@@ -31,6 +32,38 @@ def rms_norm(x: jax.Array, gain: jax.Array, eps: float, numerics: Numerics) -> j
     wide = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return numerics.round(wide * scale * gain.astype(jnp.float32))
+
+
+def stepwise_rms_norm(x: jax.Array, weight: jax.Array, eps: float, numerics: Numerics) -> jax.Array:
+    """``round(round(x · rsqrt(mean(x²) + eps)) · weight)``, two roundings.
+
+    Args:
+        x: [..., D] any float dtype. weight: [D].
+
+    Returns:
+        [..., D] in the activation dtype.
+    """
+    wide = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    unit = numerics.round(wide * scale).astype(jnp.float32)
+    return numerics.round(unit * weight.astype(jnp.float32))
+
+
+def sigmoid_gated_rms_norm(
+    x: jax.Array, gate: jax.Array, weight: jax.Array, eps: float, numerics: Numerics
+) -> jax.Array:
+    """``round(x · rsqrt(mean(x²) + eps) · weight · sigmoid(gate))``, one rounding at the end.
+
+    Args:
+        x, gate: [..., D]. weight: [D].
+
+    Returns:
+        [..., D] in the activation dtype.
+    """
+    wide = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    scaled = wide * scale * weight.astype(jnp.float32)
+    return numerics.round(scaled * jax.nn.sigmoid(gate.astype(jnp.float32)))
 
 
 def gated_rms_norm(

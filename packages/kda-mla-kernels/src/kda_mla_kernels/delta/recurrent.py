@@ -9,9 +9,8 @@ many sequences or tokens a call has:
 - tokens that must not count are therefore made neutral (decay 1, update 0) instead of selecting
   between the old and the new state.
 
-Letters: S sequences, T tokens of each, M tokens of all, C convolution channels (queries, keys,
-values), W taps, Hk key heads, Hv value heads, K key dim, V value dim. States are f32
-[..., Hv, K, V].
+Letters: S sequences, M tokens of all, H heads, K key dim, V value dim. States are f32
+[..., H, K, V].
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kda_mla_kernels.gdn.inputs import GdnInputs
-from kda_mla_kernels.gdn.reference import delta_rule, move
+from kda_mla_kernels.delta.inputs import DeltaInputs
+from kda_mla_kernels.delta.reference import delta_rule, move
 
 __all__ = ["DeltaStep", "recur", "replay"]
 
@@ -32,29 +31,29 @@ class DeltaStep(NamedTuple):
     """What one token did to the state: ``S <- decay · S + key ⊗ update``."""
 
     decay: jax.Array
-    """f32 [M, Hv]"""
+    """f32 [M, H], or [M, H, K] per key channel"""
     key: jax.Array
-    """f32 [M, Hv, K]"""
+    """f32 [M, H, K]"""
     update: jax.Array
-    """f32 [M, Hv, V]"""
+    """f32 [M, H, V]"""
 
 
 def recur(
-    states: jax.Array, inputs: GdnInputs, owner: jax.Array | None = None
+    states: jax.Array, inputs: DeltaInputs, owner: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array, DeltaStep]:
     """The delta rule over M tokens in order, each moving the state of the sequence it belongs to.
 
     Args:
-        states: f32 [S, Hv, K, V] before the first token.
+        states: f32 [S, H, K, V] before the first token.
         inputs: fields [M, ...].
         owner: i32 [M] index of each token's sequence; None: all belong to sequence 0.
 
     Returns:
-        the states after the last token, outputs f32 [M, Hv, V] and the replay records.
+        the states after the last token, outputs f32 [M, H, V] and the replay records.
     """
 
     def token(
-        states: jax.Array, step: tuple[jax.Array, GdnInputs]
+        states: jax.Array, step: tuple[jax.Array, DeltaInputs]
     ) -> tuple[jax.Array, tuple[jax.Array, DeltaStep]]:
         mine, x = step
         decay = jnp.exp(x.log_decay)
@@ -70,7 +69,7 @@ def replay(states: jax.Array, steps: DeltaStep, owner: jax.Array, counts: jax.Ar
     """Applies recorded tokens in decode's order.
 
     Args:
-        states: f32 [S, Hv, K, V] before the first token. steps: fields [M, ...].
+        states: f32 [S, H, K, V] before the first token. steps: fields [M, ...].
         owner: i32 [M] as in :func:`recur`. counts: bool [M], which tokens are applied.
 
     Returns:

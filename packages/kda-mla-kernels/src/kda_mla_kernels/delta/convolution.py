@@ -1,6 +1,7 @@
 """The short causal convolution before the delta rule.
 
-Letters: S sequences, T tokens, W taps, C channels. Source: the Qwen3.5 modelling code.
+Letters: S sequences, T tokens, W taps, C channels. Source: the Qwen3.5 and Kimi K3
+modelling code.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ import jax
 __all__ = ["Block", "Where"]
 
 SUBLANES = 8
-"""Rows of a 32-bit tile. Padding to them costs nothing on a matrix unit, and makes a row's bits
-independent of how many rows a call has: every product has the same shape."""
+"""Rows of a 32-bit tile. Padding to them costs nothing on a matrix unit, and leaves a product few
+shapes, in which a row's bits do not depend on how many rows a call has."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,18 +11,20 @@ from typing import Any, Literal
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from kda_mla_kernels.block import Block
 from kda_mla_kernels.checkpoint import Checkpoint, open_checkpoint
 from kda_mla_kernels.errors import ConfigError
 from kda_mla_kernels.model import GenerationDefaults, ModelInfo
-from tpu_collectives import Topology
+from tpu_collectives import Topology, TopologyError
 
 from megakernel_qwen import embedded
 from megakernel_qwen.backend import MAX_CHUNK, QwenModel, cache_slots
 from megakernel_qwen.chat import QwenChatFormat, read_dialect
 from megakernel_qwen.config import MODEL_TYPES, QwenConfig
 from megakernel_qwen.kernel import KernelModel, KernelPrograms, load_kernel_weights
-from megakernel_qwen.kernel.plan import check_rows
+from megakernel_qwen.kernel.plan import StepPlan
 from megakernel_qwen.kernel.programs import interpreter_for
+from megakernel_qwen.kernel.step import planned_stream
 from megakernel_qwen.layout import RANKS, QwenLayout, legal_ranks
 from megakernel_qwen.options import LoadOptions, choose_devices
 from megakernel_qwen.tensors import expected_tensors, text_prefix
@@ -72,14 +75,13 @@ def load(
     Args:
         stack_layers: one compiled layer period in a loop (small programs, the default on
             accelerators and for small models) or all layers unrolled (no weight slicing, the
-            default for larger models on CPU).
+            default for larger models on CPU). The kernel has one form only.
     """
     opened = open_checkpoint(checkpoint, revision, progress=progress)
     config = QwenConfig.from_json(opened.config)
     ranks = choose_devices(devices)
     platform = ranks[0].platform
     layout = QwenLayout(config, len(ranks))
-    kernel = _runs_kernel(backend, platform)
     options = LoadOptions.of(
         config,
         platform,
@@ -88,9 +90,8 @@ def load(
         max_context=max_context,
         feature_layers=feature_layers,
     )
-    if kernel:
-        check_rows(options.max_rows)
-    held = options.numerics.activation if kernel else held_dtype(options.numerics, platform)
+    kernel = _kernel_model(backend, layout, options, ranks)
+    held = held_dtype(options.numerics, platform) if kernel is None else kernel.held
     options.check_memory(layout, ranks, held)
     tokenizer = load_tokenizer(opened.folder) if _has_tokenizer(opened) else None
     chat_format = QwenChatFormat(tokenizer, read_dialect(opened.folder)) if tokenizer else None
@@ -102,11 +103,11 @@ def load(
     small = platform != "cpu" or parameters <= _CHEAP_SLICES
     stacked = small if stack_layers is None else stack_layers
     source = _Source(opened, layout, mesh, held, options, _progress_bar(progress))
-    weights, programs = source.kernel() if kernel else source.xla(stacked)
+    weights, programs = source.xla(stacked) if kernel is None else source.kernel(kernel)
     info = ModelInfo(
         family=family,
         name=opened.name,
-        backend="megakernel" if kernel else "xla",
+        backend="xla" if kernel is None else "megakernel",
         numerics=options.numerics.name,
         ranks=len(ranks),
         legal_ranks=legal_ranks(config),
@@ -129,12 +130,42 @@ def _has_tokenizer(checkpoint: Checkpoint) -> bool:
     return (checkpoint.folder / "tokenizer.json").exists()
 
 
-def _runs_kernel(backend: str, platform: str) -> bool:
+def _kernel_model(
+    backend: str, layout: QwenLayout, options: LoadOptions, devices: Sequence[jax.Device]
+) -> KernelModel | None:
+    """What the kernel needs to know, or None where XLA runs the model."""
     if backend not in ("auto", "xla", "megakernel"):
         raise ConfigError(
             f"backend {backend!r} does not exist for this family; use megakernel, xla or auto"
         )
-    return backend == "megakernel" or (backend == "auto" and platform == "tpu")
+    if backend == "xla" or (backend == "auto" and devices[0].platform != "tpu"):
+        return None
+    try:
+        return _checked_kernel(layout, options, devices)
+    except ConfigError as error:
+        if backend == "megakernel":
+            raise
+        warnings.warn(f"backend xla runs this model: {error}", stacklevel=3)
+        return None
+
+
+def _checked_kernel(
+    layout: QwenLayout, options: LoadOptions, devices: Sequence[jax.Device]
+) -> KernelModel:
+    """Raises ConfigError for everything that would only show when the kernel is compiled."""
+    try:
+        topology = Topology.from_devices(devices)
+    except TopologyError as error:
+        raise ConfigError(str(error)) from None
+    if list(topology.devices()) != list(devices):
+        raise ConfigError(
+            "the megakernel backend takes devices in the order of their places:"
+            f" {[device.id for device in topology.devices()]}"
+        )
+    slots = cache_slots(options.max_context)
+    model = KernelModel(layout, options.numerics, topology, slots, options.feature_layers)
+    planned_stream(StepPlan(model, Block(options.max_rows, 1)))
+    return model
 
 
 @dataclass(frozen=True)
@@ -154,22 +185,9 @@ class _Source:
         )
         return weights, Programs(**self._sizes)
 
-    def kernel(self) -> tuple[Any, Programs]:
-        topology = Topology.from_devices(self.mesh.devices.flat)
-        if topology.mesh() != self.mesh:
-            raise ConfigError(
-                "the megakernel backend takes devices in the order of their places:"
-                f" {[device.id for device in topology.mesh().devices.flat]}"
-            )
+    def kernel(self, model: KernelModel) -> tuple[Any, Programs]:
         weights = load_kernel_weights(
             self.checkpoint, self.layout, self.mesh, self.held, self.track
-        )
-        model = KernelModel(
-            self.layout,
-            self.options.numerics,
-            topology,
-            self._sizes["slots"],
-            self.options.feature_layers,
         )
         interpret = interpreter_for(self.mesh)
         return weights, KernelPrograms(**self._sizes, model=model, interpret=interpret)

@@ -8,10 +8,10 @@ CONTEXT = 32768
 FEATURE_LAYERS = (5, 19, 33, 47, 61)
 
 
-def model(config, topology, rows, ranks=8, feature_layers=()):
+def model(config, topology, rows, ranks=8, context=CONTEXT, feature_layers=()):
     ordered = Topology.from_devices(topology.devices[:ranks])
     return AbstractModel.of(
-        config, ordered, rows=rows, context=CONTEXT, feature_layers=feature_layers
+        config, ordered, rows=rows, context=context, feature_layers=feature_layers
     )
 
 
@@ -33,6 +33,10 @@ def decode_27b_8_rows(topology):
 
 def decode_27b_16_rows(topology):
     return parts(model(qwen_27b(), topology, 16).decode())
+
+
+def decode_27b_2_ranks(topology):
+    return parts(model(qwen_27b(), topology, 8, ranks=2, context=4096).decode())
 
 
 def verify_27b_8_tokens(topology):

@@ -78,11 +78,13 @@ def test_greedy_tokens_equal_the_golden(load_kernel, golden, sequence):
     np.testing.assert_array_equal(np.asarray(again.tokens)[:, ROW], expected[5:9])
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_bf16_equals_the_reference_at_the_same_rounding_points(
-    load_kernel, golden, bf16_logits, sequence
+    load_kernel, golden, bf16_logits, sequence, ranks
 ):
+    """Two ranks round their parts of a sum to bf16 before it, which the reference does not."""
     tokens = golden["len70/input_ids"]
-    run = sequence(load_kernel(1, numerics="bf16"))
+    run = sequence(load_kernel(ranks, numerics="bf16"))
     run.prefill(tokens[:-BLOCK])
     error = np.abs(run.verify(tokens[-BLOCK:]) - bf16_logits[-BLOCK:])
     # Sums in another order move a value over a rounding border now and then, and the layers after

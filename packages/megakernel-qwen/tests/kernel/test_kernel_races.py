@@ -1,6 +1,7 @@
 """The whole kernel on several ranks: every access is ordered, and nothing is left in flight.
 
-A model of two layers, one of each kind, passes every transfer of a larger one.
+A model of four layers, two of each kind, passes every transfer of a larger one: loads for the next
+layer of a kind run beside the rest of this one.
 """
 
 from dataclasses import replace
@@ -18,7 +19,7 @@ TOKENS = [[3, 41]]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    config = small_config()
+    config = small_config(num_hidden_layers=4)
     return write(tmp_path_factory.mktemp("races") / "model", config, random_tensors(config))
 
 

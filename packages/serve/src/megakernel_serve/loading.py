@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,6 +179,9 @@ def _package_of(checkpoint: str, revision: str | None) -> ModelPackage:
 def _devices(count: int) -> Sequence[jax.Device]:
     """The first ``count`` devices; a CPU is divided into virtual ones if jax has not started."""
     if count <= MOST_VIRTUAL:
+        # Interpreted kernels hold a thread per rank while they wait for one another; with one
+        # thread per core, jax 0.10 would wait for ever.
+        os.environ.setdefault("NPROC", str(max(64, 2 * count)))
         with contextlib.suppress(RuntimeError):  # jax runs already; what it has is checked below
             jax.config.update("jax_num_cpu_devices", count)
     found = jax.devices()

@@ -25,7 +25,7 @@ class Watched(Generic[Result]):
 
     Args:
         result: as returned.
-        raced: two accesses to a buffer were not ordered.
+        raced: two accesses to a buffer were not ordered, in the last kernel that ran.
         leftovers: one line per semaphore and rank that was not zero at the end.
         log: everything that the interpreter printed.
     """

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
-from vmem_pool.stream import Matrix, SegmentReader, matvec
+from vmem_pool.stream import SegmentReader, matvec
 
 from kda_mla_kernels.block import Block
 from kda_mla_kernels.mlp.reference import swiglu
@@ -35,23 +35,14 @@ class FeedForwardScratch:
 class FeedForward:
     """``down(silu(gate x) · up x)``, this rank's part of the sum.
 
-    Reads the matrices ``gate_up`` and ``down`` from a segment. Rounds as the reference
+    Reads the matrices ``gate_up`` [D, 2F] and ``down`` [F, D] from a segment. Rounds as
     :func:`~kda_mla_kernels.mlp.swiglu` does; products are summed in f32.
     """
 
-    hidden_size: int
     width: int
     """F"""
     block: Block
     numerics: Numerics
-
-    def matrices(self) -> tuple[Matrix, ...]:
-        """What the stage takes from the stream, in order."""
-        dtype = self.numerics.activation
-        return (
-            Matrix("gate_up", (self.hidden_size, 2 * self.width), dtype),
-            Matrix("down", (self.width, self.hidden_size), dtype),
-        )
 
     def scratch(self) -> FeedForwardScratch:
         """An entry of ``scratch_shapes``."""

@@ -84,9 +84,8 @@ class AbstractModel:
         rows = self.programs.rows
         ids = self._whole(jnp.int32, rows)
         live = self._whole(jnp.bool_, rows)
-        return AbstractProgram(
-            self.programs.greedy_steps(steps), (self.weights, self.caches, ids, ids, live)
-        )
+        program = self.programs.greedy_step if steps == 1 else self.programs.greedy_steps(steps)
+        return AbstractProgram(program, (self.weights, self.caches, ids, ids, live))
 
     def verify(self, tokens: int) -> AbstractProgram:
         """A step of ``rows / tokens`` sequences of so many tokens."""

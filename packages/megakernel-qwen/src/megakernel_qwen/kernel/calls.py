@@ -16,6 +16,7 @@ from kda_mla_kernels.block import Where
 from kda_mla_kernels.gdn.kernel import GdnMemory, GdnVectors
 from kda_mla_kernels.gqa.kernel import GqaMemory, GqaVectors
 
+from megakernel_qwen.kernel.budget import VMEM_LIMIT_BYTES
 from megakernel_qwen.kernel.plan import StepPlan
 from megakernel_qwen.kernel.step import Scalars, StepOutputs, run_step, step_scratch
 from megakernel_qwen.kernel.weights import KernelWeights
@@ -23,8 +24,6 @@ from megakernel_qwen.xla.caches import Caches
 
 __all__ = ["KernelRecords", "call_commit", "call_step"]
 
-VMEM_LIMIT_BYTES = (64 << 20) - (128 << 10)
-"""All of a TPU v7 core's VMEM that the compiler lets a kernel use."""
 STEP_COLLECTIVE_ID = 0
 
 _SMEM = pl.BlockSpec(memory_space=pltpu.SMEM)

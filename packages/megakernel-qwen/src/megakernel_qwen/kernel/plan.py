@@ -21,25 +21,12 @@ from vmem_pool.stream import StreamPlan
 
 from megakernel_qwen.kernel.stream import head_columns, stream_plan
 from megakernel_qwen.kernel.weights import table_rows
-from megakernel_qwen.layout import QwenLayout
+from megakernel_qwen.layout import RANKS, QwenLayout
 
-__all__ = ["MAX_ROWS", "KernelModel", "StepPlan", "check_rows"]
+__all__ = ["MAX_ROWS", "KernelModel", "StepPlan"]
 
 MAX_ROWS = 16
 """Rows of a step: those of one 16-bit tile."""
-
-
-def check_rows(rows: int) -> None:
-    """Refuses a batch that the kernel does not take.
-
-    Raises:
-        ConfigError: more than 16 rows.
-    """
-    if rows > MAX_ROWS:
-        raise ConfigError(
-            f"the megakernel backend takes at most {MAX_ROWS} rows, not {rows}; take fewer, or"
-            " backend xla"
-        )
 
 
 @dataclass(frozen=True)
@@ -52,6 +39,9 @@ class KernelModel:
         topology: the ranks.
         slots: L, key and value slots of a row.
         feature_layers: layers after which the residual stream is kept.
+
+    Raises:
+        ConfigError: a model whose layers are all of one kind.
     """
 
     layout: QwenLayout
@@ -59,6 +49,14 @@ class KernelModel:
     topology: Topology
     slots: int
     feature_layers: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        config = self.layout.config
+        if not config.linear_layers or not config.full_layers:
+            raise ConfigError(
+                "the megakernel backend takes models with layers of both kinds, not only"
+                f" {config.layer_types[0]}; take backend xla"
+            )
 
     @property
     def held(self) -> jnp.dtype:
@@ -113,10 +111,21 @@ class KernelModel:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The stages of a step over one block of tokens."""
+    """The stages of a step over one block of tokens.
+
+    Raises:
+        ConfigError: more than 16 rows.
+    """
 
     model: KernelModel
     block: Block
+
+    def __post_init__(self) -> None:
+        if self.block.rows > MAX_ROWS:
+            raise ConfigError(
+                f"the megakernel backend takes at most {MAX_ROWS} rows, not {self.block.rows};"
+                " take fewer, or backend xla"
+            )
 
     @cached_property
     def embedding(self) -> EmbeddingRows:
@@ -145,9 +154,7 @@ class StepPlan:
 
     @cached_property
     def feed_forward(self) -> FeedForward:
-        layout = self.model.layout
-        hidden, width = layout.config.hidden_size, layout.intermediate
-        return FeedForward(hidden, width, self.block, self.model.numerics)
+        return FeedForward(self.model.layout.intermediate, self.block, self.model.numerics)
 
     @cached_property
     def replay(self) -> Replay:
@@ -159,19 +166,21 @@ class StepPlan:
 
     @cached_property
     def barrier(self) -> Barrier:
-        return Barrier(self.model.topology)
+        return Barrier(self.model.topology, RANKS)
 
     @cached_property
     def reduce(self) -> AllReduce:
         """The sum of a projection's parts; use 0 is the embedding, 1 + 2l and 2 + 2l are layer l's
-        mixer and feed-forward layer."""
-        width = self.model.layout.config.hidden_size
-        return AllReduce(self.model.topology, self.block.rows, width, self.model.held)
+        mixer and feed-forward layer. Each rank's part is rounded to the activation dtype to travel,
+        one rounding more than the sums of the XLA backend have."""
+        width, rows = self.model.layout.config.hidden_size, self.block.rows
+        return AllReduce(self.model.topology, rows, width, self.model.held, axis=RANKS)
 
     @cached_property
     def arg_max(self) -> ArgMax:
         layout = self.model.layout
-        return ArgMax(self.model.topology, self.block.padded, layout.ranks * layout.vocab_rows)
+        candidates = layout.ranks * layout.vocab_rows
+        return ArgMax(self.model.topology, self.block.padded, candidates, axis=RANKS)
 
     def output_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """What one rank's step returns, by name."""

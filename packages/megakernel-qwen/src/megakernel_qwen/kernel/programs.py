@@ -87,11 +87,11 @@ class KernelPrograms(Programs):
         sampling: Sampling | None,
         with_logits: bool,
     ) -> tuple[jax.Array, jax.Array | None, Caches]:
-        """Greedy steps without logits run no operation between kernels."""
+        """Greedy steps without logits take the kernel's own choice."""
         if sampling is not None or with_logits:
             return super().choose(weights, caches, step, sampling, with_logits)
-        chosen, caches = self.greedy_steps(1)(weights, caches, *step)
-        return chosen[0], None, caches
+        chosen, caches = self.greedy_step(weights, caches, *step)
+        return chosen, None, caches
 
     def _greedy(
         self,
@@ -126,7 +126,7 @@ class KernelPrograms(Programs):
     ) -> tuple[StepOutputs, Caches]:
         """A step of one token per row, and the commit of the active rows."""
         plan = StepPlan(self.model, Block(self.rows, 1))
-        # Rows that are not active may hold anything; at position 0 they cost one tile of keys.
+        # Rows that are not active may hold anything. They cost their state and one tile of keys.
         where = Where(jnp.arange(self.rows), jnp.where(active, positions, 0))
         out = self._step(plan, weights, caches, jnp.where(active, tokens, 0), where)
         records = KernelRecords(out.gdn, out.gqa)

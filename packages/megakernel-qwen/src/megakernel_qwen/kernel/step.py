@@ -8,7 +8,8 @@ Letters: M rows, P padded rows, D hidden, F feature layers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -21,13 +22,21 @@ from kda_mla_kernels.gdn.kernel import GdnMemory
 from kda_mla_kernels.gqa.kernel import GqaMemory
 from kda_mla_kernels.head import best_of_shard
 from kda_mla_kernels.norm import rms_norm
-from vmem_pool.stream import Ring, Stream, matvec, ring_scratch
+from vmem_pool.stream import Ring, Stream, StreamPlan, matvec, ring_scratch
 
+from megakernel_qwen.kernel.budget import buffers, ring_depth
 from megakernel_qwen.kernel.plan import StepPlan
-from megakernel_qwen.kernel.weights import KernelWeights, gate_rows
+from megakernel_qwen.kernel.weights import KernelWeights, gate_rows, weight_shapes
 from megakernel_qwen.layout import RANKS
 
-__all__ = ["Scalars", "StepOutputs", "StepScratch", "run_step", "step_scratch"]
+__all__ = [
+    "Scalars",
+    "StepOutputs",
+    "StepScratch",
+    "planned_stream",
+    "run_step",
+    "step_scratch",
+]
 
 
 @jax.tree_util.register_dataclass
@@ -64,7 +73,7 @@ class StepOutputs:
 class StepScratch:
     """VMEM and semaphores of a step."""
 
-    ring: Ring
+    ring: Ring | None
     embedding: Any
     delta_net: Any
     attention: Any
@@ -86,8 +95,32 @@ class StepScratch:
     gates_sems: Any
 
 
+@cache
+def planned_stream(plan: StepPlan) -> StreamPlan:
+    """The model's stream with the ring that fits beside everything else in VMEM.
+
+    Raises:
+        ConfigError: none does; the message names the largest buffers.
+    """
+    model, outputs = plan.model, StepOutputs(**plan.output_shapes())
+    weights = weight_shapes(model.layout, model.held)
+    others = buffers(
+        _work(plan),
+        {"logits": outputs.logits, "features": outputs.features},
+        {"mixer_gain": weights.mixer_gain, "mlp_gain": weights.mlp_gain},
+        weights.gdn,
+        weights.gqa,
+    )
+    return replace(model.stream, depth=ring_depth(model.stream, others))
+
+
 def step_scratch(plan: StepPlan) -> StepScratch:
     """The entry of ``scratch_shapes``."""
+    return replace(_work(plan), ring=ring_scratch(planned_stream(plan)))
+
+
+def _work(plan: StepPlan) -> StepScratch:
+    """All scratch but the ring."""
     model, rows = plan.model, plan.block.padded
     hidden, layout = model.layout.config.hidden_size, model.layout
     gdn, gqa = model.gdn_shape, model.gqa_shape
@@ -96,7 +129,7 @@ def step_scratch(plan: StepPlan) -> StepScratch:
         return pltpu.VMEM(shape, model.held)
 
     return StepScratch(
-        ring=ring_scratch(model.stream),
+        ring=None,
         embedding=plan.embedding.scratch(),
         delta_net=plan.delta_net.scratch(),
         attention=plan.attention.scratch(),
@@ -131,16 +164,15 @@ class Step:
     def start(self) -> None:
         """Starts every load that needs nothing but the arguments."""
         plan, where = self.plan, self.scalars.where
-        self.stream.start()
         plan.barrier.signal()
+        # Before the ring, whose loads would keep them waiting: the first stages need them.
         plan.embedding.start(
             self.scratch.embedding, self.weights.embedding, self.scalars.tokens, self._first_id()
         )
-        if self._counts[0]:
-            self._load_gates(0).start()
-            plan.delta_net.start(self.scratch.delta_net, self.gdn, where, 0)
-        if self._counts[1]:
-            plan.attention.start(self.scratch.attention, self.gqa, where, 0)
+        self._load_gates(0).start()
+        plan.delta_net.start(self.scratch.delta_net, self.gdn, where, 0)
+        self.stream.start()
+        plan.attention.start(self.scratch.attention, self.gqa, where, 0)
 
     def embed(self) -> None:
         """x = the tokens' embedding."""
@@ -175,17 +207,15 @@ class Step:
         matvec(reader, "head", scratch.normed, self.out.logits, precision=precision)
         reader.done()
         count = jnp.clip(layout.config.vocab_size - self._first_id(), 0, layout.vocab_rows)
-        best, ids = best_of_shard(self.out.logits[...], self._first_id(), count)
+        best, ids = best_of_shard(self.out.logits, self._first_id(), count)
         refs = scratch.arg_max
         handle = self.plan.arg_max.start(refs, best, ids, 0)
         self.out.tokens[...] = self.plan.arg_max.finish(handle)[1]
 
     def drain(self) -> None:
         """Waits for the records of the last layers."""
-        if self._counts[0]:
-            self.plan.delta_net.drain(self.scratch.delta_net, self.out.gdn)
-        if self._counts[1]:
-            self.plan.attention.drain(self.scratch.attention, self.out.gqa)
+        self.plan.delta_net.drain(self.scratch.delta_net, self.out.gdn)
+        self.plan.attention.drain(self.scratch.attention, self.out.gqa)
 
     @property
     def _counts(self) -> tuple[int, int]:
@@ -218,11 +248,6 @@ class Step:
         self.scratch.x[...] = round_(x + total.astype(jnp.float32))
 
     def _mixer(self, is_full: jax.Array, index: jax.Array, pos: Any) -> Any:
-        linear, full = self._counts
-        if not full:
-            return self._gated_delta_net(index, pos)
-        if not linear:
-            return self._gated_attention(index, pos)
         return lax.cond(
             is_full == 1,
             lambda: self._gated_attention(index, pos),
@@ -311,7 +336,8 @@ def run_step(
     scratch: StepScratch,
 ) -> None:
     """The kernel body: references in, the whole step out."""
-    stream = Stream(plan.model.stream, scratch.ring, weights.image)
+    assert scratch.ring is not None
+    stream = Stream(planned_stream(plan), scratch.ring, weights.image)
     step = Step(plan, scalars, weights, gdn, gqa, out, scratch, stream)
     step.start()
     step.embed()

@@ -98,12 +98,12 @@ class _Packer:
         self._matrices: dict[str, np.ndarray] = {}
         self._held = -1
 
-    def image(self, track: Callable[[Sequence[int], str], Iterator[int]]) -> np.ndarray:
+    def image(self, done: Iterator[int]) -> np.ndarray:
         """The stream; what is not part of it is collected on the way."""
         found = np.empty(self.plan.image_shape, np.uint8)
-        packed = slots(self.plan, self._fetch)
-        for at in track(range(self.plan.num_slots), "weights"):
-            found[at] = next(packed)
+        for at, slot in enumerate(slots(self.plan, self._fetch)):
+            found[at] = slot
+            next(done, None)
         return found
 
     def _fetch(self, segment: int, name: str) -> np.ndarray:
@@ -140,19 +140,22 @@ def load_kernel_weights(
 ) -> KernelWeights:
     """Checks every tensor of the model, then reads and packs it, rank by rank.
 
-    Args and errors as for :func:`~megakernel_qwen.weights.load_weights`.
+    One rank's share is in host memory at a time. Args and errors as for
+    :func:`~megakernel_qwen.weights.load_weights`; ``track`` counts the slots of all ranks.
     """
     readers = rank_readers(checkpoint, layout, dtype)
     plan = stream_plan(layout, dtype)
-    return place(mesh, lambda rank: _pack(readers[rank], plan, track))
+    done = iter(track(range(layout.ranks * plan.num_slots + 1), "weights"))
+    next(done, None)  # starts counting
+    loaded = place(mesh, lambda rank: _pack(readers[rank], plan, done))
+    next(done, None)
+    return loaded
 
 
-def _pack(
-    reader: RankReader, plan: StreamPlan, track: Callable[[Sequence[int], str], Iterator[int]]
-) -> KernelWeights:
+def _pack(reader: RankReader, plan: StreamPlan, done: Iterator[int]) -> KernelWeights:
     packer = _Packer(reader, plan)
     shapes = weight_shapes(reader.layout, reader.dtype)
-    image = packer.image(track)
+    image = packer.image(done)
     layers = range(reader.layout.config.num_layers)
     table = reader.embedding()
 

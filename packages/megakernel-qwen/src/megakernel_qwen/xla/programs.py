@@ -116,6 +116,19 @@ class Programs:
         chosen, logits, caches = self.decode(weights, caches, *step, found)
         return chosen, logits, caches
 
+    @cached_property
+    def greedy_step(self) -> Callable[..., tuple[jax.Array, Caches]]:
+        """As :meth:`greedy_steps` for one step: tokens i32 [R]."""
+
+        def body(
+            weights: Any, caches: Caches, tokens: jax.Array, positions: jax.Array, active: jax.Array
+        ) -> tuple[jax.Array, Caches]:
+            chosen, caches = self._greedy(weights, caches, tokens, positions, active)
+            return jnp.where(active, chosen, -1), caches
+
+        specs = (SPLIT, SPLIT, WHOLE, WHOLE, WHOLE)
+        return self._compile(body, specs, (WHOLE, SPLIT), donate=(1,))
+
     def greedy_steps(self, count: int) -> Callable[..., tuple[jax.Array, Caches]]:
         """``(weights, caches, tokens [R], positions [R], active [R])``: tokens i32 [count, R].
 
@@ -141,9 +154,6 @@ class Programs:
                 chosen = jnp.where(active, chosen, -1)
                 return (jnp.where(active, chosen, fed), caches), chosen
 
-            if count == 1:
-                (_, caches), chosen = step((tokens, caches), jnp.int32(0))
-                return chosen[None], caches
             (_, caches), chosen = lax.scan(step, (tokens, caches), jnp.arange(count))
             return chosen, caches
 

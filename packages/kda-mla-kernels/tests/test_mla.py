@@ -80,7 +80,10 @@ FORMS = {
 def program(form, numerics):
     return jax.jit(
         lambda *args: FORMS[form](*args, numerics=numerics),
-        compiler_options={"xla_allow_excess_precision": False},
+        compiler_options={
+            "xla_allow_excess_precision": False,
+            "xla_backend_optimization_level": 0,
+        },
     )
 
 
@@ -107,16 +110,21 @@ def test_forms_agree_in_bf16_within_a_few_roundings(case):
 
 
 def test_a_merge_of_shares_equals_one_piece(case):
-    q, cache, up, positions = case
-    queries, slots = mla.absorb(q, up, F32), jnp.arange(SLOTS)
-    whole = mla.attend(queries, cache, slots, positions, SHAPE, F32)
-    # Any split will do: here by the position's remainder.
-    parts = [
-        mla.attend(queries, cache[:, r::3], slots[r::3], positions, SHAPE, F32) for r in range(3)
-    ]
-    merged = mla.merge(jax.tree.map(lambda *xs: jnp.stack(xs), *parts))
-    np.testing.assert_array_equal(merged.top, whole.top)
-    np.testing.assert_allclose(merged.total, whole.total, rtol=2e-6)
+
+    @jax.jit
+    def both_ways(q, cache, up, positions):
+        queries, slots = mla.absorb(q, up, F32), jnp.arange(SLOTS)
+        whole = mla.attend(queries, cache, slots, positions, SHAPE, F32)
+        # Any split will do: here by the position's remainder.
+        parts = [
+            mla.attend(queries, cache[:, r::3], slots[r::3], positions, SHAPE, F32)
+            for r in range(3)
+        ]
+        return whole, mla.merge(jax.tree.map(lambda *xs: jnp.stack(xs), *parts))
+
+    whole, merged = both_ways(*case)
+    np.testing.assert_allclose(merged.top, whole.top, rtol=2e-6)
+    np.testing.assert_allclose(merged.total, whole.total, rtol=1e-5)
     np.testing.assert_allclose(merged.latent, whole.latent, rtol=0, atol=2e-5)
 
 

@@ -22,14 +22,15 @@ RULES = {
 }
 EXPERTS, WIDTH, INNER = 8, 12, 10
 ROUTES = {
-    "random": np.random.default_rng(5).permuted(np.tile(np.arange(8), (6, 1)), axis=1)[:, :2],
-    "all rows on one expert set": np.tile([2, 5], (6, 1)),
+    "random": np.array([[6, 1], [0, 3], [6, 4], [7, 6]]),
+    "all rows on one expert set": np.tile([2, 5], (4, 1)),
     "disjoint sets": np.arange(8).reshape(4, 2)[[3, 1, 0, 2]],
-    "an empty group": np.array([[0, 1], [1, 3], [0, 3], [2, 3], [0, 2], [1, 2]]),
-    "one row": np.array([[7, 0]]),
+    "an empty group": np.array([[0, 1], [1, 3], [0, 3], [2, 3]]),
 }
 
 choose = jax.jit(moe.choose, static_argnums=2)
+router_scores = jax.jit(moe.router_scores, static_argnums=2)
+sort_routes = jax.jit(moe.sort_routes, static_argnums=1)
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +84,7 @@ def test_integer_keys_have_the_order_of_the_floats():
 
 @pytest.mark.parametrize("case", RULES)
 def test_routes_equal_the_golden(routing, case):
-    scores = moe.router_scores(
-        jnp.asarray(routing["hidden"]), jnp.asarray(routing["gate_weight"]), F32
-    )
+    scores = router_scores(jnp.asarray(routing["hidden"]), jnp.asarray(routing["gate_weight"]), F32)
     np.testing.assert_allclose(scores, routing[f"{case}_scores"], rtol=1e-5, atol=1e-7)
     # Ties are exact in the golden's own scores, so the choice is made from these.
     stored = jnp.asarray(routing[f"{case}_scores"])
@@ -189,7 +188,7 @@ def test_parts_of_the_experts_add_up_to_all(experts, case):
 
 def test_both_forms_round_alike_in_bf16(experts):
     routes = routes_of("random")
-    x = normal(6, WIDTH, seed=4).astype(jnp.bfloat16)
+    x = normal(4, WIDTH, seed=4).astype(jnp.bfloat16)
     ours = by_sorted_routes(x, experts, routes, range(EXPERTS), BF16)
     expected = by_every_expert(x, experts, routes, BF16)
     np.testing.assert_allclose(ours, expected, rtol=0, atol=2**-8 * np.abs(expected).max())
@@ -199,7 +198,7 @@ def test_both_forms_round_alike_in_bf16(experts):
 @pytest.mark.parametrize("held", [range(8), range(4), range(4, 8), range(6, 7)])
 def test_sorted_routes_are_those_of_numpy(case, held):
     routes = routes_of(case)
-    ours = moe.sort_routes(routes, held)
+    ours = sort_routes(routes, held)
     flat = [
         (e, m, w)
         for m, (ids, weights) in enumerate(zip(ROUTES[case], np.asarray(routes.weights)))

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,6 +10,9 @@ from kda_mla_kernels import residual
 from kda_mla_kernels.numerics import BF16, F32
 
 EPS = 1e-5
+
+# One program for each number of blocks.
+mix = jax.jit(residual.mix, static_argnums=4)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +32,7 @@ def blocks_of(golden, count):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_the_mixture_equals_the_golden(golden, vector, count):
-    ours = residual.mix(blocks_of(golden, count), golden["attnres_prefix_sum"], vector, EPS, F32)
+    ours = mix(blocks_of(golden, count), golden["attnres_prefix_sum"], vector, EPS, F32)
     np.testing.assert_allclose(ours, golden[f"attnres_out_{count}_blocks"], rtol=1e-5, atol=1e-6)
 
 
@@ -43,7 +47,7 @@ def test_scores_made_when_blocks_complete_give_the_same_mixture(golden, vector, 
     for own, scored in zip(vectors, early):
         late = residual.scores(prefix, own, EPS)
         ours = residual.mix_scored(blocks, scored, prefix, late, numerics)
-        expected = residual.mix(blocks, prefix, own, EPS, numerics)
+        expected = mix(blocks, prefix, own, EPS, numerics)
         rounding = 2**-7 if numerics is BF16 else 1e-6
         np.testing.assert_allclose(
             ours.astype(jnp.float32), expected.astype(jnp.float32), rtol=rounding, atol=1e-6
@@ -53,21 +57,21 @@ def test_scores_made_when_blocks_complete_give_the_same_mixture(golden, vector, 
 def test_without_blocks_the_mixture_is_the_prefix(golden, vector):
     prefix = golden["attnres_prefix_sum"]
     nothing = jnp.zeros((0, *prefix.shape))
-    np.testing.assert_array_equal(residual.mix(nothing, prefix, vector, EPS, F32), prefix)
+    np.testing.assert_array_equal(mix(nothing, prefix, vector, EPS, F32), prefix)
 
 
 def test_values_are_raw_and_scores_are_of_normalised_sources(golden, vector):
     """Scaling all sources scales the mixture: the scores do not move."""
     blocks, prefix = blocks_of(golden, 3), golden["attnres_prefix_sum"]
-    once = residual.mix(blocks, prefix, vector, 0.0, F32)
+    once = mix(blocks, prefix, vector, 0.0, F32)
     np.testing.assert_allclose(
-        residual.mix(16 * blocks, 16 * prefix, vector, 0.0, F32), 16 * once, rtol=2e-6, atol=1e-6
+        mix(16 * blocks, 16 * prefix, vector, 0.0, F32), 16 * once, rtol=2e-6, atol=1e-6
     )
 
 
 def test_the_mixture_is_rounded_once(golden, vector):
     blocks, prefix = (BF16.round(x) for x in (blocks_of(golden, 3), golden["attnres_prefix_sum"]))
-    exact = residual.mix(*(x.astype(jnp.float32) for x in (blocks, prefix)), vector, EPS, F32)
-    ours = residual.mix(blocks, prefix, vector, EPS, BF16)
+    exact = mix(*(x.astype(jnp.float32) for x in (blocks, prefix)), vector, EPS, F32)
+    ours = mix(blocks, prefix, vector, EPS, BF16)
     assert ours.dtype == jnp.bfloat16
     np.testing.assert_array_equal(ours, BF16.round(exact))

@@ -1,12 +1,22 @@
-"""A small rank table, trained here, and the control tokens of the real vocabulary."""
+"""The golden checkpoint; a small rank table, trained here, and the real control tokens."""
 
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
+from kda_mla_kernels.checkpoint import open_checkpoint
+from megakernel_kimi.checkpoint import read_tensors
+from megakernel_kimi.config import KimiConfig
 from megakernel_kimi.tokenizer import KimiTokenizer
 from megakernel_kimi.tokenizer.convert import SPLIT
 from tokenizers import Regex, pre_tokenizers
+
+jax.config.update("jax_platforms", "cpu")
+
+TINY = Path(__file__).parent / "golden" / "k3_tiny"
 
 CORPUS = """
 The quick brown fox jumps over the lazy dog. It's what they'll do; we've seen that, haven't we?
@@ -72,3 +82,24 @@ def specials(ranks):
 @pytest.fixture(scope="session")
 def tokenizer(ranks, specials):
     return KimiTokenizer(ranks, specials)
+
+
+@pytest.fixture(scope="session")
+def golden():
+    with np.load(TINY / "golden.npz") as data:
+        return dict(data)
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint():
+    return open_checkpoint(TINY)
+
+
+@pytest.fixture(scope="session")
+def tiny_config(tiny_checkpoint):
+    return KimiConfig.from_dict(tiny_checkpoint.config)
+
+
+@pytest.fixture(scope="session")
+def tiny_tensors(tiny_checkpoint, tiny_config):
+    return read_tensors(tiny_checkpoint, tiny_config)

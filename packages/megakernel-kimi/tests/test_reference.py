@@ -142,7 +142,7 @@ def test_routes_equal_the_golden(traces, golden, n):
 
 @pytest.mark.parametrize("n", [1, 7, 70])
 def test_greedy_tokens_equal_the_golden(golden, padded_run, n):
-    """Fed the prompt and the golden's tokens, every next token is the golden's: so is a free run."""
+    """Fed the prompt and the golden's tokens, the next one is always the golden's, as in a run."""
     prompt, answer = golden[f"len{n}/input_ids"], golden[f"len{n}/fp32/greedy_tokens"]
     logits, _ = padded_run(np.concatenate([prompt, answer[:-1]]))
     np.testing.assert_array_equal(logits[n - 1 : n + 15].argmax(-1), answer)

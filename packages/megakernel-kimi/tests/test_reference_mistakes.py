@@ -188,7 +188,7 @@ PATCHES = [
     (kda, "unit_heads", query_scale),
     (kda, "causal_convolution", convolution),
     (mla, "expanded_attention", attention),
-    (gqa, "output_gate", open_gate),
+    (mla, "output_gate", open_gate),
     (moe.latent, "choose", routes),
     (moe.latent, "stepwise_rms_norm", latent_norm),
 ]

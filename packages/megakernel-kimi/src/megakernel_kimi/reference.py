@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
-from kda_mla_kernels import gqa, kda, mla, moe, norm, residual
+from kda_mla_kernels import kda, mla, moe, norm, residual
 from kda_mla_kernels.numerics import Numerics
 
 from megakernel_kimi.config import KimiConfig
@@ -180,7 +180,7 @@ def latent_attention(model: _Model, x: jax.Array, trace: Trace) -> jax.Array:
     up = mla.split_up(model.tensor("kv_b_proj.weight"), heads, config.qk_nope_head_dim)
     out = mla.expanded_attention(q[None], rows[None], up, jnp.arange(tokens)[None], numerics)[0]
     gate = model.project(x, "g_proj").reshape(out.shape)
-    gated = gqa.output_gate(out, gate, numerics)
+    gated = mla.output_gate(out, gate, numerics)
     return model.project(gated.reshape(tokens, -1), "o_proj")
 
 

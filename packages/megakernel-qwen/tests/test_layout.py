@@ -45,7 +45,6 @@ def test_an_illegal_count_is_refused_with_the_legal_ones(ranks):
     [
         ({"num_attention_heads": 2}, "num_attention_heads 2 would be padded by .*% of all bytes"),
         ({"linear_num_key_heads": 4}, "linear_num_key_heads 4 would be padded by .*%"),
-        ({"intermediate_size": 9}, "intermediate_size 9 would be padded by .*%"),
         (
             {"num_attention_heads": 24, "num_key_value_heads": 3},
             "it neither divides num_key_value_heads 3 nor is a multiple of it",

@@ -39,6 +39,7 @@ class Case:
     """on which line the fast set compiles it"""
     config: Callable[[], QwenConfig]
     ranks: int = 8
+    steps: int = 1
     kernels: int = 2
     """the step and its commit"""
     most_weight_bytes: float = float("inf")
@@ -46,7 +47,7 @@ class Case:
 
 CASES = (
     Case("decode_27b_1_row", True, qwen_27b, most_weight_bytes=6.46e9),
-    Case("decode_27b_1_row_8_steps", False, qwen_27b),
+    Case("decode_27b_1_row_8_steps", False, qwen_27b, steps=8),
     Case("decode_27b_8_rows", False, qwen_27b),
     Case("decode_27b_16_rows", True, qwen_27b),
     Case("decode_27b_2_ranks", True, qwen_27b, ranks=2),
@@ -93,10 +94,10 @@ def test_a_step_reads_every_weight_once(compiled):
     plan = stream_plan(QwenLayout(case.config(), case.ranks), np.dtype(jnp.bfloat16))
     gates = 2 * len(case.config().linear_layers) * case.config().hidden_size * 16 * 2
     assert plan.bytes + gates <= case.most_weight_bytes
-    assert plan.bytes < 1.02 * plan.payload_bytes
+    assert plan.bytes < 1.03 * plan.payload_bytes
     slots = {site: runs for site, runs in found.inventory.counts.items() if is_slot(site)}
     least, most = (sum(site.bytes * runs[i] for site, runs in slots.items()) for i in range(2))
-    assert least <= plan.bytes <= most
+    assert least <= case.steps * plan.bytes <= most
 
 
 def is_slot(site):

@@ -7,16 +7,33 @@ padded with zero rows to whole sublanes; only the mixers see sequences.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-__all__ = ["Block", "Where"]
+__all__ = ["Block", "Where", "by_sublanes"]
 
 SUBLANES = 8
 """Rows of a 32-bit tile. Padding to them costs nothing on a matrix unit, and leaves a product few
 shapes, in which a row's bits do not depend on how many rows a call has."""
+
+
+def by_sublanes(function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+    """Applies a function of rows to whole sublanes at a time.
+
+    A processor may order the sum of a row by how many rows there are. What sums along a row goes
+    through here, so that a row has the same bits in every block.
+
+    Args:
+        function: of arrays with 8 rows each.
+        arrays: [P, ...], P a multiple of 8.
+    """
+    groups = arrays[0].shape[0] // SUBLANES
+    parts = zip(*(jnp.split(array, groups) for array in arrays), strict=True)
+    return jnp.concatenate([function(*part) for part in parts])
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from kda_mla_kernels.block import Where
+from kda_mla_kernels.block import Where, by_sublanes
 from kda_mla_kernels.gdn.kernel import GdnMemory
 from kda_mla_kernels.gqa.kernel import GqaMemory
 from kda_mla_kernels.head import best_of_shard
 from kda_mla_kernels.norm import rms_norm
 from vmem_pool.stream import Ring, Stream, StreamPlan, matvec, ring_scratch
 
-from megakernel_qwen.kernel.budget import buffers, ring_depth
+from megakernel_qwen.kernel.budget import buffers, fit_ring
 from megakernel_qwen.kernel.plan import StepPlan
 from megakernel_qwen.kernel.weights import KernelWeights, gate_rows, weight_shapes
 from megakernel_qwen.layout import RANKS
@@ -111,7 +111,7 @@ def planned_stream(plan: StepPlan) -> StreamPlan:
         weights.gdn,
         weights.gqa,
     )
-    return replace(model.stream, depth=ring_depth(model.stream, others))
+    return fit_ring(model.stream, others)
 
 
 def step_scratch(plan: StepPlan) -> StepScratch:
@@ -237,7 +237,9 @@ class Step:
         """normed = norm(x)."""
         model = self.plan.model
         eps = model.layout.config.rms_norm_eps
-        self.scratch.normed[...] = rms_norm(self.scratch.x[...], gain, eps, model.numerics)
+        self.scratch.normed[...] = by_sublanes(
+            lambda x: rms_norm(x, gain, eps, model.numerics), self.scratch.x[...]
+        )
 
     def _add_sum(self, use: Any) -> None:
         """x += the sum of all ranks' partial results."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kda_mla_kernels.block import SUBLANES
+from kda_mla_kernels.block import by_sublanes
 from kda_mla_kernels.numerics import Numerics
 
 __all__ = ["Running", "attend"]
@@ -53,15 +53,11 @@ def attend(
     top = jnp.maximum(running.top, jnp.max(seen, axis=-1, keepdims=True))
     p = numerics.round(jnp.exp(seen - top))
     keep = jnp.exp(running.top - top)
-    total = running.total * keep + _row_sums(p.astype(jnp.float32))
+    total = running.total * keep + by_sublanes(_row_sums, p.astype(jnp.float32))
     added = [numerics.dot(p[g * n : (g + 1) * n], values[g]) for g in range(heads)]
     return Running(top, total, running.out * keep + jnp.concatenate(added))
 
 
 def _row_sums(x: jax.Array) -> jax.Array:
-    """f32 [M, K] -> [M, 1], whole sublanes at a time.
-
-    A processor may order a row's sum by the number of rows, which depends on the tokens of a block.
-    """
-    parts = jnp.split(x, x.shape[0] // SUBLANES)
-    return jnp.concatenate([jnp.sum(part, axis=-1, keepdims=True) for part in parts])
+    """f32 [M, K] -> [M, 1]."""
+    return jnp.sum(x, axis=-1, keepdims=True)

@@ -4,7 +4,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from vmem_pool import PlanError
-from vmem_pool.tiling import bits_of, layout_tile, native_tile, padded_bytes, padded_shape
+from vmem_pool.tiling import (
+    allocated_bytes,
+    bits_of,
+    layout_tile,
+    native_tile,
+    padded_bytes,
+    padded_shape,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +69,24 @@ def test_an_allocation_of_few_rows_gets_a_smaller_tile(dtype, rows, tile):
 def test_padding_fills_whole_tiles(shape, dtype, padded, size):
     assert padded_shape(shape, dtype) == padded
     assert padded_bytes(shape, dtype) == size
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "size"),
+    [
+        ((64, 1, 5120), "float32", 64 * 5120 * 4),
+        ((3, 200), "bfloat16", 4 * 256 * 2),
+        ((8, 128), "bfloat16", 8 * 128 * 2),
+        ((2, 40, 128), "uint8", 2 * 40 * 128),
+    ],
+)
+def test_an_allocation_of_its_own_takes_its_smaller_tiles(shape, dtype, size):
+    assert allocated_bytes(shape, dtype) == size
+
+
+def test_an_allocation_of_one_dimension_is_refused():
+    with pytest.raises(PlanError, match="at least two dimensions"):
+        allocated_bytes((128,), "float32")
 
 
 @pytest.mark.parametrize(

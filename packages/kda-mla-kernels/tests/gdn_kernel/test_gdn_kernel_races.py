@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from gdn_kernel_harness import Net
 from kda_mla_kernels.block import Block
 from kda_mla_kernels.gdn.kernel import DeltaNet
@@ -14,24 +13,6 @@ NET, BLOCK, ROWS = Net(quick=True), Block(3, 1), (3, 1, 4)
 # Copies as late as a wait allows, or at once.
 LATE = {"dma_execution_mode": "on_wait", "detect_races": True}
 EARLY = {"dma_execution_mode": "eager", "detect_races": True}
-
-
-@pytest.fixture
-def faults(capfd):
-    """Runs something and says what the interpreter found, however it says so."""
-
-    def found(run):
-        try:
-            run()
-        except Exception as error:
-            if "race" not in str(error).lower():
-                raise
-            return {"race"}
-        printed = "".join(capfd.readouterr())
-        marks = {"race": "RACE DETECTED", "semaphore": "non-zero count"}
-        return {name for name, mark in marks.items() if mark in printed}
-
-    return found
 
 
 def step(kind=DeltaNet, mode=LATE):

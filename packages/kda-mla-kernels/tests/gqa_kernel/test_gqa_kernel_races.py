@@ -14,24 +14,6 @@ NET, BLOCK, AT = Net(), Block(3, 1), where([3, 1, 4], [300, 0, 128])
 
 
 @pytest.fixture
-def faults(capfd):
-    """Runs something and says what the interpreter found, however it says so."""
-
-    def found(run):
-        try:
-            run()
-        except Exception as error:
-            if "race" not in str(error).lower():
-                raise
-            return {"race"}
-        printed = "".join(capfd.readouterr())
-        marks = {"race": "RACE DETECTED", "semaphore": "non-zero count"}
-        return {name for name, mark in marks.items() if mark in printed}
-
-    return found
-
-
-@pytest.fixture
 def mutant(monkeypatch):
     """Replaces a method; compiled calls before and after have nothing to do with it."""
 

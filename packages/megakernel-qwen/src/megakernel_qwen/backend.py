@@ -16,7 +16,7 @@ from kda_mla_kernels.sampling import Sampling
 from tokenizers import Tokenizer
 
 from megakernel_qwen.xla.caches import Caches
-from megakernel_qwen.xla.programs import Programs, as_i32
+from megakernel_qwen.xla.programs import Fed, Programs, as_i32
 from megakernel_qwen.xla.rows import put_row, reset_row, take_row
 
 __all__ = ["MAX_CHUNK", "QwenModel", "QwenState", "cache_slots"]
@@ -100,9 +100,9 @@ class QwenModel:
         live = np.asarray(active, bool)
         self._check_step(tokens, positions, live)
         self._check_sampling(sampling)
-        step = (_ids(tokens), _ids(positions), live)
+        fed = Fed(_ids(tokens), _ids(positions), live)
         chosen, logits, caches = self.programs.choose(
-            self.weights, state.caches, step, sampling, with_logits
+            self.weights, state.caches, fed, sampling, with_logits
         )
         return Decoded(chosen, logits if with_logits else None, QwenState(caches))
 

@@ -73,6 +73,19 @@ def layout_tile(dtype: DTypeLike, rows: int) -> tuple[int, int]:
     return 1 << (wanted - 1).bit_length(), LANES
 
 
+def allocated_bytes(shape: Shape, dtype: DTypeLike) -> int:
+    """Bytes of an allocation of its own, in the tiles that the compiler gives it.
+
+    Raises:
+        PlanError: fewer than two dimensions, or a dtype that VMEM does not hold.
+    """
+    if len(shape) < 2:
+        raise PlanError(f"an allocation has at least two dimensions, not shape {tuple(shape)}")
+    tile = layout_tile(dtype, shape[-2])
+    padded = [-(-size // unit) * unit for size, unit in zip(shape[-2:], tile)]
+    return prod([*shape[:-2], *padded]) * bits_of(dtype) // 8
+
+
 def padded_shape(shape: Shape, dtype: DTypeLike) -> Shape:
     """The shape in whole full tiles, e.g. (3, 8, 200) bf16 becomes (3, 16, 256).
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
+from dataclasses import replace
 from typing import Any
 
 import jax
 from jax.experimental.pallas import tpu as pltpu
 from kda_mla_kernels.errors import ConfigError
 from vmem_pool.stream import StreamPlan
-from vmem_pool.tiling import bits_of, layout_tile
+from vmem_pool.stream.plan import SATURATING_BYTES
+from vmem_pool.tiling import allocated_bytes
 
-__all__ = ["VMEM_LIMIT_BYTES", "buffers", "ring_depth"]
+__all__ = ["VMEM_LIMIT_BYTES", "buffers", "fit_ring"]
 
 VMEM_LIMIT_BYTES = (64 << 20) - (128 << 10)
 """All of a TPU v7 core's VMEM that the compiler lets a kernel use."""
 RESERVE_BYTES = 7 << 20
 """For spills and temporaries, which the compiler adds: up to 5 MiB were seen."""
-LEAST_RING_BYTES = 16 << 20
-"""In flight, these keep a TPU v7's HBM busy."""
 
 
 def buffers(*trees: Any) -> dict[str, int]:
@@ -31,33 +30,26 @@ def buffers(*trees: Any) -> dict[str, int]:
             if semaphore or getattr(leaf, "memory_space", pltpu.VMEM) != pltpu.VMEM:
                 continue
             name = jax.tree_util.keystr(path, simple=True, separator=".")
-            found[name] = found.get(name, 0) + _bytes(leaf.shape, leaf.dtype)
+            found[name] = found.get(name, 0) + allocated_bytes(leaf.shape, leaf.dtype)
     return found
 
 
-def _bytes(shape: tuple[int, ...], dtype: Any) -> int:
-    """Bytes of an allocation of its own, in the tiles that the compiler gives it."""
-    rows, lanes = layout_tile(dtype, shape[-2])
-    padded = (*shape[:-2], -(-shape[-2] // rows) * rows, -(-shape[-1] // lanes) * lanes)
-    return prod(padded) * bits_of(dtype) // 8
-
-
-def ring_depth(stream: StreamPlan, others: Mapping[str, int]) -> int:
-    """Slots of the deepest ring that fits beside other buffers.
+def fit_ring(stream: StreamPlan, others: Mapping[str, int]) -> StreamPlan:
+    """The stream with the deepest ring that fits beside other buffers.
 
     Raises:
         ConfigError: what is left does not hold a ring that keeps HBM busy.
     """
     free = VMEM_LIMIT_BYTES - RESERVE_BYTES - sum(others.values())
-    depth = stream.depth
-    while depth > 1 and depth * stream.slot_bytes > free:
-        depth //= 2
-    if depth * stream.slot_bytes < min(LEAST_RING_BYTES, stream.ring_bytes):
+    fitted = stream
+    while fitted.depth > 1 and fitted.ring_bytes > free:
+        fitted = replace(fitted, depth=fitted.depth // 2)
+    if fitted.depth < stream.depth and not fitted.saturates_hbm:
         largest = sorted(others.items(), key=lambda item: -item[1])[:4]
         listed = ", ".join(f"{name} ({size / 2**20:.1f} MiB)" for name, size in largest)
         raise ConfigError(
             f"a step of this size leaves {max(free, 0) / 2**20:.1f} MiB of VMEM for the weight"
-            f" stream, which needs {LEAST_RING_BYTES >> 20}; take more ranks, fewer rows or backend"
+            f" stream, which needs {SATURATING_BYTES >> 20}; take more ranks, fewer rows or backend"
             f" xla (largest buffers: {listed})"
         )
-    return depth
+    return fitted

@@ -13,6 +13,7 @@ import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from kda_mla_kernels.block import Where
+from kda_mla_kernels.commit import Accepted, commit_in_place
 from kda_mla_kernels.gdn.kernel import GdnMemory, GdnVectors
 from kda_mla_kernels.gqa.kernel import GqaMemory, GqaVectors
 
@@ -99,37 +100,30 @@ def call_commit(
         accepted: i32 [S].
     """
     gdn, gqa = GdnMemory(caches.tail, caches.delta), GqaMemory(caches.keys, caches.values)
-    both = (gdn, gqa)
 
-    def kernel(
-        where: Where,
-        accepted: Any,
-        records: KernelRecords,
-        _: Any,
-        gdn: GdnMemory,
-        gqa: GqaMemory,
+    def body(
         scratch: Any,
+        memory: tuple[GdnMemory, GqaMemory],
+        records: KernelRecords,
+        where: Where,
+        counts: Any,
     ) -> None:
-        plan.replay(scratch[0], gdn, records.gdn, where, accepted)
-        plan.key_values(scratch[1], gqa, records.gqa, where, accepted)
+        plan.replay(scratch[0], memory[0], records.gdn, where, counts)
+        plan.key_values(scratch[1], memory[1], records.gqa, where, counts)
 
-    specs = (GdnMemory(_HBM, _HBM), GqaMemory(_HBM, _HBM))
-    moved_gdn, moved_gqa = pl.pallas_call(
-        kernel,
-        name=f"qwen_commit_s{plan.block.sequences}_t{plan.block.tokens}",
-        out_shape=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), both),
-        in_specs=[Where(_SMEM, _SMEM), _SMEM, KernelRecords(_HBM, _HBM), specs],
-        out_specs=specs,
-        scratch_shapes=[cast(Any, (plan.replay.scratch(), plan.key_values.scratch()))],
-        # Flattened: rows, positions, accepted, two records, then the four parts of the state.
-        input_output_aliases={5 + part: part for part in range(4)},
+    moved_gdn, moved_gqa = commit_in_place(
+        f"qwen_commit_s{plan.block.sequences}_t{plan.block.tokens}",
+        body,
+        (plan.replay.scratch(), plan.key_values.scratch()),
+        (gdn, gqa),
+        Accepted(where, accepted, records),
         compiler_params=pltpu.CompilerParams(
             vmem_limit_bytes=VMEM_LIMIT_BYTES,
             disable_bounds_checks=not interpret,
             disable_semaphore_checks=not interpret,
         ),
         interpret=interpret,
-    )(where, accepted, records, both)
+    )
     return Caches(moved_gdn.tail, moved_gdn.delta, moved_gqa.keys, moved_gqa.values)
 
 

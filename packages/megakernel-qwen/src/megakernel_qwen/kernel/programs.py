@@ -26,7 +26,7 @@ from megakernel_qwen.kernel.step import Scalars, StepOutputs
 from megakernel_qwen.kernel.weights import KernelWeights
 from megakernel_qwen.xla.caches import Caches
 from megakernel_qwen.xla.forward import Layers, gather_logits
-from megakernel_qwen.xla.programs import SPLIT, WHOLE, Programs
+from megakernel_qwen.xla.programs import SPLIT, WHOLE, Fed, Programs
 
 __all__ = ["KernelPrograms", "VerifyRecords", "interpreter_for"]
 
@@ -83,54 +83,36 @@ class KernelPrograms(Programs):
         self,
         weights: Any,
         caches: Caches,
-        step: tuple[Any, Any, Any],
+        fed: Fed,
         sampling: Sampling | None,
         with_logits: bool,
     ) -> tuple[jax.Array, jax.Array | None, Caches]:
         """Greedy steps without logits take the kernel's own choice."""
         if sampling is not None or with_logits:
-            return super().choose(weights, caches, step, sampling, with_logits)
-        chosen, caches = self.greedy_step(weights, caches, *step)
+            return super().choose(weights, caches, fed, sampling, with_logits)
+        chosen, caches = self.greedy_step(weights, caches, *fed)
         return chosen, None, caches
 
-    def _greedy(
-        self,
-        weights: Any,
-        caches: Caches,
-        tokens: jax.Array,
-        positions: jax.Array,
-        active: jax.Array,
-    ) -> tuple[jax.Array, Caches]:
+    def _greedy(self, weights: Any, caches: Caches, fed: Fed) -> tuple[jax.Array, Caches]:
         """The kernel's own choice."""
-        out, caches = self._decode_step(weights, caches, tokens, positions, active)
+        out, caches = self._decode_step(weights, caches, fed)
         return out.tokens[: self.rows, 0], caches
 
-    def _decoded(
-        self,
-        weights: Any,
-        caches: Caches,
-        tokens: jax.Array,
-        positions: jax.Array,
-        active: jax.Array,
-    ) -> tuple[jax.Array, Caches]:
-        out, caches = self._decode_step(weights, caches, tokens, positions, active)
+    def _decoded(self, weights: Any, caches: Caches, fed: Fed) -> tuple[jax.Array, Caches]:
+        out, caches = self._decode_step(weights, caches, fed)
         return self._gathered(out.logits[: self.rows]), caches
 
     def _decode_step(
-        self,
-        weights: KernelWeights,
-        caches: Caches,
-        tokens: jax.Array,
-        positions: jax.Array,
-        active: jax.Array,
+        self, weights: KernelWeights, caches: Caches, fed: Fed
     ) -> tuple[StepOutputs, Caches]:
         """A step of one token per row, and the commit of the active rows."""
         plan = StepPlan(self.model, Block(self.rows, 1))
         # Rows that are not active may hold anything. They cost their state and one tile of keys.
-        where = Where(jnp.arange(self.rows), jnp.where(active, positions, 0))
-        out = self._step(plan, weights, caches, jnp.where(active, tokens, 0), where)
+        where = Where(jnp.arange(self.rows), jnp.where(fed.active, fed.positions, 0))
+        tokens = jnp.where(fed.active, fed.tokens, 0)
+        out = self._step(plan, weights, caches, tokens, where)
         records = KernelRecords(out.gdn, out.gqa)
-        counts = active.astype(jnp.int32)
+        counts = fed.active.astype(jnp.int32)
         return out, call_commit(plan, caches, records, where, counts, self.interpret)
 
     @cached_property

@@ -13,13 +13,12 @@ from typing import Any
 from kda_mla_kernels.errors import ConfigError
 from vmem_pool.errors import PlanError
 from vmem_pool.stream import Matrix, StreamPlan, choose_slot_bytes, plan_stream
+from vmem_pool.tiling import LANES
 
 from megakernel_qwen.layout import QwenLayout
 
-__all__ = ["LANES", "head_columns", "stream_plan"]
+__all__ = ["head_columns", "stream_plan"]
 
-LANES = 128
-MAX_SLOT_BYTES = 3 << 20
 MIN_SLOT_BYTES = 1 << 20
 RING_BYTES = 40 << 20
 """VMEM that the ring may take: a TPU v7 core has 64 MiB, and the deeper the ring, the longer an
@@ -70,7 +69,7 @@ def stream_plan(layout: QwenLayout, dtype: Any, ring_bytes: int = RING_BYTES) ->
     used = {name: kinds[name] for name in dict.fromkeys(names)}
     smallest = min(MIN_SLOT_BYTES, _bytes_of_a_step(used, names))
     try:
-        slot_bytes = choose_slot_bytes(used, names, smallest, MAX_SLOT_BYTES)
+        slot_bytes = choose_slot_bytes(used, names, smallest)
     except PlanError as error:
         raise ConfigError(f"the weights of this model fit no ring of slots: {error}") from None
     depth = MAX_DEPTH

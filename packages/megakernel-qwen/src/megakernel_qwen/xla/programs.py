@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +27,23 @@ from megakernel_qwen.xla.caches import Caches, Records, cache_shapes, commit_rec
 from megakernel_qwen.xla.forward import HeldLayers, Layers, Stream, embed, gather_logits, run_layers
 from megakernel_qwen.xla.mixers import Memory, Rank, chunk_memory, decode_memory, verify_memory
 
-__all__ = ["Programs", "as_i32"]
+__all__ = ["Fed", "Programs", "as_i32"]
 
 SPLIT, WHOLE = PartitionSpec(RANKS), PartitionSpec()
 
 # Without this XLA may keep bf16 intermediates in f32, and the rounding would depend on fusion.
 _COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
+
+
+class Fed(NamedTuple):
+    """What a decode step gives each row: arrays of the host or the device, or traced."""
+
+    tokens: Any
+    """i32 [R]"""
+    positions: Any
+    """i32 [R]"""
+    active: Any
+    """bool [R]"""
 
 
 @dataclass(frozen=True)
@@ -107,24 +118,23 @@ class Programs:
         self,
         weights: Any,
         caches: Caches,
-        step: tuple[Any, Any, Any],
+        fed: Fed,
         sampling: Sampling | None,
         with_logits: bool,
     ) -> tuple[jax.Array, jax.Array | None, Caches]:
-        """A decode step over tokens, positions and active rows, greedy without ``sampling``."""
+        """A decode step, greedy without ``sampling``."""
         found = Sampling.greedy(self.rows) if sampling is None else sampling
-        chosen, logits, caches = self.decode(weights, caches, *step, found)
+        chosen, logits, caches = self.decode(weights, caches, *fed, found)
         return chosen, logits, caches
 
     @cached_property
     def greedy_step(self) -> Callable[..., tuple[jax.Array, Caches]]:
         """As :meth:`greedy_steps` for one step: tokens i32 [R]."""
 
-        def body(
-            weights: Any, caches: Caches, tokens: jax.Array, positions: jax.Array, active: jax.Array
-        ) -> tuple[jax.Array, Caches]:
-            chosen, caches = self._greedy(weights, caches, tokens, positions, active)
-            return jnp.where(active, chosen, -1), caches
+        def body(weights: Any, caches: Caches, *given: jax.Array) -> tuple[jax.Array, Caches]:
+            fed = Fed(*given)
+            chosen, caches = self._greedy(weights, caches, fed)
+            return jnp.where(fed.active, chosen, -1), caches
 
         specs = (SPLIT, SPLIT, WHOLE, WHOLE, WHOLE)
         return self._compile(body, specs, (WHOLE, SPLIT), donate=(1,))
@@ -143,45 +153,28 @@ class Programs:
         return {}
 
     def _compile_steps(self, count: int) -> Callable[..., tuple[jax.Array, Caches]]:
-        def body(
-            weights: Any, caches: Caches, tokens: jax.Array, positions: jax.Array, active: jax.Array
-        ) -> tuple[jax.Array, Caches]:
-            def step(
-                carry: tuple[jax.Array, Caches], number: jax.Array
-            ) -> tuple[tuple[jax.Array, Caches], jax.Array]:
+        def body(weights: Any, caches: Caches, *given: jax.Array) -> tuple[jax.Array, Caches]:
+            def step(carry: tuple[Fed, Caches], _: None) -> tuple[tuple[Fed, Caches], jax.Array]:
                 fed, caches = carry
-                chosen, caches = self._greedy(weights, caches, fed, positions + number, active)
-                chosen = jnp.where(active, chosen, -1)
-                return (jnp.where(active, chosen, fed), caches), chosen
+                chosen, caches = self._greedy(weights, caches, fed)
+                tokens = jnp.where(fed.active, chosen, fed.tokens)
+                following = Fed(tokens, fed.positions + 1, fed.active)
+                return (following, caches), jnp.where(fed.active, chosen, -1)
 
-            (_, caches), chosen = lax.scan(step, (tokens, caches), jnp.arange(count))
+            (_, caches), chosen = lax.scan(step, (Fed(*given), caches), length=count)
             return chosen, caches
 
         specs = (SPLIT, SPLIT, WHOLE, WHOLE, WHOLE)
         return self._compile(body, specs, (WHOLE, SPLIT), donate=(1,))
 
-    def _greedy(
-        self,
-        weights: Any,
-        caches: Caches,
-        tokens: jax.Array,
-        positions: jax.Array,
-        active: jax.Array,
-    ) -> tuple[jax.Array, Caches]:
+    def _greedy(self, weights: Any, caches: Caches, fed: Fed) -> tuple[jax.Array, Caches]:
         """One step of one token per row on this rank: the best tokens, and the moved state."""
-        logits, caches = self._decoded(weights, caches, tokens, positions, active)
+        logits, caches = self._decoded(weights, caches, fed)
         return jnp.argmax(logits, axis=-1).astype(jnp.int32), caches
 
-    def _decoded(
-        self,
-        weights: Any,
-        caches: Caches,
-        tokens: jax.Array,
-        positions: jax.Array,
-        active: jax.Array,
-    ) -> tuple[jax.Array, Caches]:
+    def _decoded(self, weights: Any, caches: Caches, fed: Fed) -> tuple[jax.Array, Caches]:
         """One step of one token per row on this rank: f32 logits [R, V], and the moved state."""
-        columns = (tokens[:, None], positions[:, None], active[:, None])
+        columns = (fed.tokens[:, None], fed.positions[:, None], fed.active[:, None])
         batch = Batch(*columns, rows=None, flat_rows=self.rows, alone=True)
         stream = self._run(weights, caches, batch, decode_memory, None)
         return self._head(weights, stream.hidden), stream.caches
@@ -198,7 +191,7 @@ class Programs:
             active: jax.Array,
             sampling: Sampling,
         ) -> tuple[jax.Array, jax.Array, Caches]:
-            logits, caches = self._decoded(weights, caches, tokens, positions, active)
+            logits, caches = self._decoded(weights, caches, Fed(tokens, positions, active))
             chosen = sample(logits, sampling, positions + 1)
             return jnp.where(active, chosen, -1), logits, caches
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kda_mla_kernels.block import Block, Where
+from kda_mla_kernels.commit import Accepted, check_arrays, commit_in_place
 from kda_mla_kernels.gdn.kernel.rule import as_columns, decayed_states, move, split_heads, spread
 from kda_mla_kernels.gdn.kernel.shape import GdnMemory, GdnShape
 
@@ -217,31 +218,20 @@ def commit_states(
     """
     _check(shape, block, held, memory, records)
     replay = Replay(shape, block, held)
-
-    def kernel(
-        where: Where, accepted: Any, records: Any, _: GdnMemory, moved: GdnMemory, scratch: Any
-    ) -> None:
-        replay(scratch, moved, records, where, accepted)
-
-    smem, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
-    both = GdnMemory(hbm, hbm)
-    return pl.pallas_call(
-        kernel,
-        name=f"gdn_commit_s{block.sequences}_t{block.tokens}_h{shape.value_heads}",
-        out_shape=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), memory),
-        in_specs=[Where(smem, smem), smem, hbm, both],
-        out_specs=both,
-        scratch_shapes=cast(Any, [replay.scratch()]),
-        # Flattened: rows, positions, accepted, records, tail, delta.
-        input_output_aliases={4: 0, 5: 1},
+    return commit_in_place(
+        f"gdn_commit_s{block.sequences}_t{block.tokens}_h{shape.value_heads}",
+        replay,
+        replay.scratch(),
+        memory,
+        Accepted(where, accepted, records),
         interpret=interpret,
-    )(where, accepted, records, memory)
+    )
 
 
 def _check(shape: GdnShape, block: Block, held: Any, memory: GdnMemory, records: jax.Array) -> None:
     layers, rows = memory.delta.shape[:2]
     heads = (shape.value_heads, shape.key_dim, shape.value_dim)
-    expected = {
+    expected: dict[str, tuple[jax.Array, tuple[int, ...], Any]] = {
         "tail": (memory.tail, (layers, rows, shape.tail_rows, shape.channels), jnp.dtype(held)),
         "delta": (memory.delta, (layers, rows, *heads), jnp.dtype(jnp.float32)),
         "records": (
@@ -250,8 +240,4 @@ def _check(shape: GdnShape, block: Block, held: Any, memory: GdnMemory, records:
             jnp.dtype(jnp.float32),
         ),
     }
-    for name, (array, size, dtype) in expected.items():
-        if array.shape != size or array.dtype != dtype:
-            raise ValueError(
-                f"{name} is {array.dtype}{list(array.shape)}, but must be {dtype}{list(size)}"
-            )
+    check_arrays(expected)

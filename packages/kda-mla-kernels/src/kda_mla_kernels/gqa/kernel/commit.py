@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
 from kda_mla_kernels.block import Block, Where
+from kda_mla_kernels.commit import Accepted, check_arrays, commit_in_place
 from kda_mla_kernels.gqa.kernel.fresh import Fresh, FreshTokens
 from kda_mla_kernels.gqa.kernel.shape import GqaMemory, GqaShape
 from kda_mla_kernels.gqa.kernel.tiles import groups_of
@@ -259,39 +260,25 @@ def commit_keys(
     """
     commit = KeyValueCommit(shape, block, jnp.dtype(held), memory.values.shape[-2])
     _check(commit, memory, records)
-
-    def kernel(
-        where: Where, accepted: Any, records: Any, _: GqaMemory, after: GqaMemory, scratch: Any
-    ) -> None:
-        commit(scratch, after, records, where, accepted)
-
-    smem, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
-    cache = GqaMemory(hbm, hbm)
-    return pl.pallas_call(
-        kernel,
-        name=f"gqa_commit_s{block.sequences}_t{block.tokens}_g{shape.kv_heads}",
-        out_shape=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), memory),
-        in_specs=[Where(smem, smem), smem, hbm, cache],
-        out_specs=cache,
-        scratch_shapes=cast(Any, [commit.scratch()]),
-        # Flattened: rows, positions, accepted, records, keys, values.
-        input_output_aliases={4: 0, 5: 1},
+    return commit_in_place(
+        f"gqa_commit_s{block.sequences}_t{block.tokens}_g{shape.kv_heads}",
+        commit,
+        commit.scratch(),
+        memory,
+        Accepted(where, accepted, records),
         # Checking a transfer costs four times as much as starting it; the interpreter checks.
         compiler_params=pltpu.CompilerParams(disable_bounds_checks=True),
         interpret=interpret,
-    )(where, accepted, records, memory)
+    )
 
 
 def _check(commit: KeyValueCommit, memory: GqaMemory, records: jax.Array) -> None:
     layers, rows = memory.keys.shape[:2]
     heads, dim = commit.shape.kv_heads, commit.shape.head_dim
-    expected = {
-        "keys": (memory.keys, (layers, rows, heads, dim, commit.slots)),
-        "values": (memory.values, (layers, rows, heads, commit.slots, dim)),
-        "records": (records, (layers, commit.block.padded, commit.shape.record_width)),
+    held = commit.held
+    expected: dict[str, tuple[jax.Array, tuple[int, ...], Any]] = {
+        "keys": (memory.keys, (layers, rows, heads, dim, commit.slots), held),
+        "values": (memory.values, (layers, rows, heads, commit.slots, dim), held),
+        "records": (records, (layers, commit.block.padded, commit.shape.record_width), held),
     }
-    for name, (array, size) in expected.items():
-        if array.shape != size or array.dtype != commit.held:
-            raise ValueError(
-                f"{name} is {array.dtype}{list(array.shape)}, but must be {commit.held}{list(size)}"
-            )
+    check_arrays(expected)

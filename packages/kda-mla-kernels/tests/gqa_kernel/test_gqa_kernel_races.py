@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from gqa_kernel_harness import Net, commit_call, stage_call, where
+from kda_mla_kernels.attention.commit import CacheCommit, Group
 from kda_mla_kernels.block import Block
 from kda_mla_kernels.gqa.kernel import Attention
-from kda_mla_kernels.gqa.kernel.commit import Group, KeyValueCommit
 from kda_mla_kernels.gqa.kernel.sweep import Sweep
 
 MODES = pytest.mark.parametrize("mode", ["on_wait", "eager"])
@@ -72,7 +72,7 @@ def test_a_record_that_nobody_waits_for_is_seen(mutant, faults):
 
 def test_groups_whose_stores_nobody_waits_for_are_seen(mutant, faults):
     _, records = step()
-    mutant(KeyValueCommit, "_finish", lambda *arguments: None)
+    mutant(CacheCommit, "_finish", lambda *arguments: None)
     assert faults(lambda: committed(records, dma_execution_mode="eager")) == {"semaphore"}
 
 

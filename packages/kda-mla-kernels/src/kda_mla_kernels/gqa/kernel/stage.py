@@ -13,10 +13,12 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kda_mla_kernels.attention.cache import Cache
+from kda_mla_kernels.attention.sweep import Source, SweepScratch
 from kda_mla_kernels.block import Block, Where
 from kda_mla_kernels.gqa.kernel.rotary import row_positions, turn, wide_angles
 from kda_mla_kernels.gqa.kernel.shape import GqaMemory, GqaShape, GqaVectors
-from kda_mla_kernels.gqa.kernel.sweep import Source, Sweep, SweepScratch
+from kda_mla_kernels.gqa.kernel.sweep import Sweep, cache_shape
 from kda_mla_kernels.gqa.reference import output_gate
 from kda_mla_kernels.norm import rms_norm
 from kda_mla_kernels.numerics import Numerics
@@ -67,12 +69,14 @@ class Attention:
     tile: int
 
     def __post_init__(self) -> None:
-        self.sweep.fresh  # noqa: B018 (checks the block)
+        self.sweep  # noqa: B018 (checks the sizes)
 
     @property
     def sweep(self) -> Sweep:
         """The pass over the cache."""
-        return Sweep(self.shape, self.block, self.numerics, self.held, self.slots, self.tile)
+        shape, cache = self.shape, cache_shape(self.shape, self.held, self.slots)
+        heads = shape.query_heads, shape.head_dim
+        return Sweep(cache, self.block, self.numerics, self.tile, *heads)
 
     def scratch(self) -> AttentionScratch:
         """Shapes of the scratch."""
@@ -84,7 +88,7 @@ class Attention:
 
     def start(self, scratch: AttentionScratch, memory: GqaMemory, where: Where, layer: Any) -> None:
         """Starts the load of the first tile of sequence 0."""
-        self.sweep.start(scratch.sweep, Source(memory, where, layer))
+        self.sweep.start(scratch.sweep, self._source(memory, where, layer))
 
     def __call__(
         self,
@@ -133,12 +137,15 @@ class Attention:
         scratch.record[...] = jnp.concatenate([keys, values], axis=1).astype(self.held)
         self._record(scratch, records, layer).start()
 
-        self.sweep(scratch.sweep, Source(memory, where, layer))
+        self.sweep(scratch.sweep, self._source(memory, where, layer))
         return self._gated(scratch.sweep.heads[...], projected[:, width : 2 * width])
 
     def drain(self, scratch: AttentionScratch, records: Any) -> None:
         """Waits for the record of the last layer."""
         self._record(scratch, records, 0).wait()
+
+    def _source(self, memory: GqaMemory, where: Where, layer: Any) -> Source:
+        return Source(Cache(memory.keys, memory.values), where, layer)
 
     def _record(self, scratch: AttentionScratch, records: Any, layer: Any) -> Any:
         return pltpu.make_async_copy(scratch.record, records.at[layer], scratch.stored)

@@ -1,0 +1,109 @@
+"""Which slots the tokens of a block have, where a cache holds all positions or a share of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kda_mla_kernels.attention.tiles import LANES
+
+__all__ = ["Run", "Split", "whole_run"]
+
+
+class Run(NamedTuple):
+    """Tokens of a block that stand in consecutive slots; i32 scalars or ints."""
+
+    slot: Any
+    """of token 0, or where it would be if the run began with it, which may be negative"""
+    begin: Any
+    """first token of the run"""
+    end: Any
+    """token after its last one; there is none if it is not above ``begin``"""
+
+    @property
+    def first(self) -> Any:
+        """Slot of the first token."""
+        return self.slot + self.begin
+
+
+def whole_run(position: Any, tokens: Any) -> Run:
+    """The run of a cache that holds all positions."""
+    return Run(position, 0, tokens)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Positions dealt out to ranks block by block, so that shares stay equal as a context grows.
+
+    Slot ``i · block + j`` of rank r holds position ``(i · ranks + r) · block + j``.
+
+    Attributes:
+        block: consecutive positions of a rank, a multiple of 128.
+        ranks: two or more.
+
+    Raises:
+        ValueError: another block, or fewer ranks.
+    """
+
+    block: int
+    ranks: int
+
+    def __post_init__(self) -> None:
+        if self.block < 1 or self.block % LANES or self.ranks < 2:
+            raise ValueError(
+                f"positions are split in blocks of a multiple of {LANES} over at least 2 ranks,"
+                f" not in blocks of {self.block} over {self.ranks}"
+            )
+
+    @property
+    def stride(self) -> int:
+        """Positions from one block of a rank to its next."""
+        return self.block * self.ranks
+
+    def run(self, rank: Any, position: Any, tokens: int) -> Run:
+        """The tokens of a rank among those from ``position`` on; at most 128, so one run."""
+        offset = position - rank * self.block
+        period, inside = self._halves(offset)
+        slot = period * self.block + inside
+        # Behind the rank's block, the first token of its own is the one that opens the next block.
+        missing = self.stride - inside
+        later = Run((period + 1) * self.block - missing, missing, tokens)
+        early = Run(offset, -offset, tokens)
+        here = Run(slot, 0, jnp.minimum(tokens, self.block - inside))
+        return _choose(offset < 0, early, _choose(inside < self.block, here, later))
+
+    def count(self, rank: Any, position: Any) -> jax.Array:
+        """Slots of a rank that hold positions up to this one."""
+        offset = position - rank * self.block
+        period, inside = self._halves(offset)
+        filled = period * self.block + jnp.minimum(inside + 1, self.block)
+        return jnp.where(offset < 0, 0, filled)
+
+    def offsets(self, index: Any, tile: int) -> tuple[jax.Array, jax.Array]:
+        """Positions of the slots of a tile, relative to the rank's first.
+
+        Args:
+            tile: slots; a divisor or a multiple of the block.
+
+        Returns:
+            of the tile's first slot, a scalar; and of all its slots relative to it, i32 [1, tile].
+        """
+        first = index * tile
+        block = lax.div(first, self.block)
+        start = block * self.stride + (first - block * self.block)
+        slot = lax.broadcasted_iota(jnp.int32, (1, tile), 1)
+        gap = self.stride - self.block
+        steps = [jnp.where(slot >= edge, gap, 0) for edge in range(self.block, tile, self.block)]
+        return start, sum(steps, slot)
+
+    def _halves(self, offset: Any) -> tuple[Any, Any]:
+        period = lax.div(offset, jnp.int32(self.stride))
+        return period, offset - period * self.stride
+
+
+def _choose(condition: Any, one: Run, other: Run) -> Run:
+    return Run(*(jnp.where(condition, a, b) for a, b in zip(one, other)))

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 from gdn_kernel_harness import Net
 from kda_mla_kernels.block import Block
+from kda_mla_kernels.delta.kernel.commit import _Turns
 from kda_mla_kernels.gdn.kernel import DeltaNet
-from kda_mla_kernels.gdn.kernel.commit import _Turns
 
 # Three sequences in two buffers, two layers with one record buffer, six turns in three slots.
 NET, BLOCK, ROWS = Net(quick=True), Block(3, 1), (3, 1, 4)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kda_mla_kernels.delta.kernel import stage as delta_stage
 from kda_mla_kernels.gdn.kernel import stage as gdn_stage
 from kda_mla_kernels.gqa.kernel import stage as gqa_stage
 from kda_mla_kernels.gqa.kernel import sweep
@@ -136,12 +137,12 @@ MISTAKES = {
     "gated norm gain 1 + w": (gdn_stage, "gated_rms_norm", zero_centred),
     "gated norm sigmoid": (gdn_stage, "gated_rms_norm", sigmoid_gate),
     "gate before the norm": (gdn_stage, "gated_rms_norm", gate_before_norm),
-    "no L2 norm": (gdn_stage, "l2_norm", lambda _: lambda x: x),
+    "no L2 norm": (delta_stage, "l2_norm", lambda _: lambda x: x),
     "no decay": (gdn_stage, "gates_of", no_decay),
     "beta in (0, 2)": (gdn_stage, "gates_of", doubled_beta),
     "no exp of A_log": (gdn_stage, "gates_of", raw_rate),
-    "taps reversed": (gdn_stage, "convolve_rows", reversed_taps),
-    "output of the old state": (gdn_stage, "delta_rule", output_of_the_old_state),
+    "taps reversed": (delta_stage, "convolve_rows", reversed_taps),
+    "output of the old state": (delta_stage, "delta_rule", output_of_the_old_state),
     "no rotation": (gqa_stage, "turn", lambda _: lambda x, *rest: x),
     "interleaved rotation": (gqa_stage, "turn", interleaved),
     "blind to itself": (sweep, "attend", blind_to_itself),

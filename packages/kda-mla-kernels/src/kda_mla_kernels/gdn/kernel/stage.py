@@ -1,8 +1,4 @@
-"""The gated delta net of one layer in a decode kernel: reads the state, returns records.
-
-A row's bits do not depend on its neighbours nor on how many tokens a sequence has: what acts on
-rows alone sees all of them in one shape, and the delta rule runs one token at a time.
-"""
+"""The gated delta net of one layer in a decode kernel: reads the state, returns records."""
 
 from __future__ import annotations
 
@@ -11,121 +7,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
-from kda_mla_kernels.block import Block, Where
+from kda_mla_kernels.block import Where
+from kda_mla_kernels.delta.kernel.rule import split_heads
+from kda_mla_kernels.delta.kernel.stage import DeltaScratch, DeltaStage, TokenInputs
 from kda_mla_kernels.gdn.inputs import gates as gates_of
-from kda_mla_kernels.gdn.kernel.convolution import convolve_rows
-from kda_mla_kernels.gdn.kernel.rule import (
-    HeadToken,
-    as_columns,
-    decayed_states,
-    delta_rule,
-    split_heads,
-    spread,
-)
-from kda_mla_kernels.gdn.kernel.shape import GdnMemory, GdnShape, GdnVectors, Span
-from kda_mla_kernels.norm import gated_rms_norm, l2_norm
-from kda_mla_kernels.numerics import Numerics
+from kda_mla_kernels.gdn.kernel.shape import GdnMemory, GdnShape, GdnVectors
+from kda_mla_kernels.norm import gated_rms_norm
 
-__all__ = ["DeltaNet", "DeltaNetScratch"]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class DeltaNetScratch:
-    """What the stage keeps in VMEM; only the record outlives a layer, until it is sent."""
-
-    tails: Any
-    """[S, tail rows, C] held dtype"""
-    states: Any
-    """f32 [2, Hv, K, V]: sequence s in slot s mod 2"""
-    queries: Any
-    """f32 [P, Hk·K]"""
-    values: Any
-    """f32 [P, Hv·V]"""
-    decay: Any
-    """f32 [P, Hv·V], each head's decay V times"""
-    beta: Any
-    """f32 [P, Hv·V], likewise"""
-    outputs: Any
-    """f32 [P, Hv·V]"""
-    record: Any
-    """f32 [P, record width], on its way to HBM until the next layer of this kind"""
-    tail_sem: Any
-    state_sems: Any
-    record_sem: Any
+__all__ = ["DeltaNet"]
 
 
 @dataclass(frozen=True)
-class DeltaNet:
-    """The stage: short convolution, gates, delta rule and gated norm of one rank's heads.
-
-    Layers must be numbered from 0 and come in order: layer 0 finds no record under way.
-
-    Attributes:
-        shape: heads and widths.
-        block: sequences and tokens.
-        numerics: the policy; the delta rule is f32 under all of them.
-        eps: of the gated norm.
-        held: dtype of the tails in HBM, the activation dtype or f32.
-
-    Raises:
-        ValueError: tails that would lose precision.
-    """
+class DeltaNet(DeltaStage):
+    """The stage: short convolution, gates, delta rule and gated norm of one rank's heads."""
 
     shape: GdnShape
-    block: Block
-    numerics: Numerics
-    eps: float
-    held: Any
-
-    def __post_init__(self) -> None:
-        held = jnp.dtype(self.held)
-        if held not in (jnp.float32, self.numerics.activation):
-            raise ValueError(
-                f"tails held as {held} would not keep {self.numerics.activation} activations;"
-                f" hold them as {self.numerics.activation} or float32"
-            )
-
-    def scratch(self) -> DeltaNetScratch:
-        """An entry of ``scratch_shapes``."""
-        shape, rows = self.shape, self.block.padded
-
-        def wide(*sizes: int) -> Any:
-            return pltpu.VMEM(sizes, jnp.float32)
-
-        tail = (self.block.sequences, shape.tail_rows, shape.channels)
-        return DeltaNetScratch(
-            tails=pltpu.VMEM(tail, jnp.dtype(self.held)),
-            states=wide(2, shape.value_heads, shape.key_dim, shape.value_dim),
-            queries=wide(rows, shape.key_width),
-            values=wide(rows, shape.value_width),
-            decay=wide(rows, shape.value_width),
-            beta=wide(rows, shape.value_width),
-            outputs=wide(rows, shape.value_width),
-            record=wide(rows, shape.record_width),
-            tail_sem=pltpu.SemaphoreType.DMA,
-            state_sems=pltpu.SemaphoreType.DMA((2,)),
-            record_sem=pltpu.SemaphoreType.DMA,
-        )
-
-    def start(self, scratch: DeltaNetScratch, memory: GdnMemory, where: Where, layer: Any) -> None:
-        """Starts loading all tails and the states of the first two sequences.
-
-        The buffers are free since the end of the layer before, so this may stand as early as the
-        input projection.
-        """
-        for s in range(self.block.sequences):
-            self._load_tail(scratch, memory, where, layer, s).start()
-        for s in range(min(2, self.block.sequences)):
-            self._load_state(scratch, memory, where, layer, s).start()
 
     def __call__(
         self,
-        scratch: DeltaNetScratch,
+        scratch: DeltaScratch,
         memory: GdnMemory,
         vectors: GdnVectors,
         projected: Any,
@@ -147,61 +48,18 @@ class DeltaNet:
             [P, Hv·V] in the activation dtype; padding rows are zero.
         """
         with jax.named_scope("gdn_inputs"):
-            pl.when(layer > 0)(lambda: self._send_record(scratch, records, layer).wait())
-            for s in range(self.block.sequences):
-                self._load_tail(scratch, memory, where, layer, s).wait()
-            self._prepare(scratch, vectors, projected, gates, layer)
+            self._receive(scratch, memory, where, layer, records)
+            self._prepare(scratch, self._inputs(vectors, projected, gates, layer))
         with jax.named_scope("gdn_delta_rule"):
             self._run_sequences(scratch, memory, where, layer)
             self._send_record(scratch, records, layer).start()
         with jax.named_scope("gdn_norm"):
             return self._normed(scratch, vectors.norm[layer], projected)
 
-    def drain(self, scratch: DeltaNetScratch, records: Any) -> None:
-        """Waits for the record of the last layer."""
-        self._send_record(scratch, records, 0).wait()
-
-    def _load_tail(
-        self, scratch: DeltaNetScratch, memory: GdnMemory, where: Where, layer: Any, s: int
-    ) -> Any:
-        source = memory.tail.at[layer, where.rows[s]]
-        return pltpu.make_async_copy(source, scratch.tails.at[s], scratch.tail_sem)
-
-    def _load_state(
-        self, scratch: DeltaNetScratch, memory: GdnMemory, where: Where, layer: Any, s: Any
-    ) -> Any:
-        slot = lax.rem(s, 2)
-        source = memory.delta.at[layer, where.rows[s]]
-        return pltpu.make_async_copy(source, scratch.states.at[slot], scratch.state_sems.at[slot])
-
-    def _send_record(self, scratch: DeltaNetScratch, records: Any, layer: Any) -> Any:
-        return pltpu.make_async_copy(scratch.record, records.at[layer], scratch.record_sem)
-
-    def _prepare(
-        self,
-        scratch: DeltaNetScratch,
-        vectors: GdnVectors,
-        projected: Any,
-        gates: jax.Array,
-        layer: Any,
-    ) -> None:
-        """Everything that acts on a token alone, for all rows at once."""
-        shape, record = self.shape, self.shape.record
-        inputs = projected[:, : shape.channels].astype(jnp.float32)
-        tails = scratch.tails[...].astype(jnp.float32)
-        convolved = convolve_rows(
-            self.block,
-            [tails[s, : shape.taps - 1] for s in range(self.block.sequences)],
-            inputs,
-            vectors.taps[layer],
-            self.numerics,
-        ).astype(jnp.float32)
-        width = shape.key_width
-        keys = _unit(convolved[:, width : 2 * width], shape.key_heads)
-        scratch.queries[...] = _unit(convolved[:, :width], shape.key_heads) * shape.key_dim**-0.5
-        scratch.values[...] = convolved[:, 2 * width :]
-
-        heads = shape.value_heads
+    def _inputs(
+        self, vectors: GdnVectors, projected: Any, gates: jax.Array, layer: Any
+    ) -> TokenInputs:
+        heads = self.shape.value_heads
         log_decay, beta = gates_of(
             gates[:, heads:],
             gates[:, :heads],
@@ -209,83 +67,14 @@ class DeltaNet:
             vectors.dt_bias[layer],
             self.numerics,
         )
-        decay = jnp.exp(log_decay)
-        scratch.decay[...] = spread(decay, shape.value_dim)
-        scratch.beta[...] = spread(beta, shape.value_dim)
-        self._put(scratch, record.inputs, inputs)
-        self._put(scratch, record.key, keys)
-        self._put(scratch, record.decay, decay)
-        self._put(scratch, record.update, None)
+        channels = projected[:, : self.shape.channels].astype(jnp.float32)
+        return TokenInputs(channels, vectors.taps[layer], jnp.exp(log_decay), beta)
 
-    def _put(self, scratch: DeltaNetScratch, span: Span, part: jax.Array | None) -> None:
-        """Writes a part of all rows' records, and zeros where it does not reach."""
-        if part is None or span.start + span.size < span.stop:
-            rows = self.block.padded
-            scratch.record[:, span.whole] = jnp.zeros((rows, span.stop - span.start))
-        if part is not None:
-            scratch.record[:, span.columns] = part
-
-    def _run_sequences(
-        self, scratch: DeltaNetScratch, memory: GdnMemory, where: Where, layer: Any
-    ) -> None:
-        """The delta rule of all sequences, in order; the state of the one after next loads."""
-        sequences, tokens = self.block.sequences, self.block.tokens
-
-        @pl.loop(0, sequences)
-        def _(s: jax.Array) -> None:
-            self._load_state(scratch, memory, where, layer, s).wait()
-
-            @pl.loop(0, tokens)
-            def _(t: jax.Array) -> None:
-                self._token(scratch, lax.rem(s, 2), s * tokens + t)
-
-            @pl.when(s + 2 < sequences)
-            def _() -> None:
-                self._load_state(scratch, memory, where, layer, s + 2).start()
-
-    def _token(self, scratch: DeltaNetScratch, slot: Any, row: Any) -> None:
-        """One token of one sequence: moves the state in its slot, leaves output and update."""
-        shape, at = self.shape, pl.ds(row, 1)
-        queries = as_columns(scratch.queries[at, :], shape.key_heads)
-        keys = as_columns(scratch.record[at, shape.record.key.columns], shape.key_heads)
-        values, decay, beta = scratch.values[at, :], scratch.decay[at, :], scratch.beta[at, :]
-        outputs: list[jax.Array] = []
-        updates: list[jax.Array] = []
-        for head in range(shape.key_heads):
-            square = (shape.key_dim, shape.value_dim)
-            query = jnp.broadcast_to(queries[:, head : head + 1], square)
-            key = jnp.broadcast_to(keys[:, head : head + 1], square)
-            members, lanes = shape.readers(head)
-            states = scratch.states.at[slot, members]
-            states[...] = decayed_states(states[...], decay[:, lanes])
-            own = [split_heads(part[:, lanes], shape.group) for part in (values, beta)]
-            results = [
-                delta_rule(decayed, HeadToken(query, key, value, rate))
-                for decayed, value, rate in zip(states[...], *own, strict=True)
-            ]
-            states[...] = jnp.stack([moved for moved, _, _ in results])
-            outputs += [out for _, out, _ in results]
-            updates += [update for _, _, update in results]
-        scratch.outputs[at, :] = jnp.concatenate(outputs, axis=1)
-        scratch.record[at, shape.record.update.columns] = jnp.concatenate(updates, axis=1)
-
-    def _normed(self, scratch: DeltaNetScratch, weight: jax.Array, projected: Any) -> jax.Array:
+    def _normed(self, scratch: DeltaScratch, weight: jax.Array, projected: Any) -> jax.Array:
         """The gated norm of each head of each row."""
-        shape, rows = self.shape, self.block.padded
-        real = lax.broadcasted_iota(jnp.int32, (rows, shape.value_width), 0) < self.block.rows
-        outputs = self.numerics.round(jnp.where(real, scratch.outputs[...], 0.0))
-        z = projected[:, shape.channels :]
+        z = split_heads(projected[:, self.shape.channels :], self.shape.value_heads)
         parts = [
             gated_rms_norm(out, gate, weight, self.eps, self.numerics)
-            for out, gate in zip(
-                split_heads(outputs, shape.value_heads),
-                split_heads(z, shape.value_heads),
-                strict=True,
-            )
+            for out, gate in zip(self._heads(scratch), z, strict=True)
         ]
         return jnp.concatenate(parts, axis=1)
-
-
-def _unit(x: jax.Array, heads: int) -> jax.Array:
-    """Each head's vector at unit length."""
-    return jnp.concatenate([l2_norm(part) for part in split_heads(x, heads)], axis=1)

@@ -55,14 +55,13 @@ def as_columns(row: jax.Array, heads: int) -> jax.Array:
     return jnp.concatenate(split_heads(row, heads), axis=0).T
 
 
-def decayed_states(states: jax.Array, decays: jax.Array) -> jax.Array:
+def decayed_states(states: jax.Array, factors: list[jax.Array]) -> jax.Array:
     """``decay · S`` of several heads.
 
     Args:
-        states: [H, K, V]. decays: [1, H·V], each head's decay V times.
+        states: [H, K, V]. factors: of each head, broadcast to [K, V].
     """
-    parts = split_heads(decays, states.shape[0])
-    return jnp.stack([state * decay for state, decay in zip(states, parts, strict=True)])
+    return jnp.stack([state * factor for state, factor in zip(states, factors, strict=True)])
 
 
 def move(decayed: jax.Array, key: jax.Array, update: jax.Array) -> jax.Array:
@@ -80,7 +79,8 @@ def move(decayed: jax.Array, key: jax.Array, update: jax.Array) -> jax.Array:
 def delta_rule(decayed: jax.Array, x: HeadToken) -> tuple[jax.Array, jax.Array, jax.Array]:
     """``u = beta (v - (decay · S)ᵀk)``, ``S <- decay · S + k ⊗ u``, ``o = Sᵀq``.
 
-    Source: "Gated Delta Networks" (Yang, Kautz, Hatamizadeh 2024), eq. 10.
+    Source: "Gated Delta Networks" (Yang, Kautz, Hatamizadeh 2024), eq. 10, and for a decay per
+    channel "Kimi Linear" (Kimi Team 2025), eq. 1.
 
     Args:
         decayed: f32 [K, V], decay · S.

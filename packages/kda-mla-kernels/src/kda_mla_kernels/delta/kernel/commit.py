@@ -13,8 +13,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from kda_mla_kernels.block import Block, Where
 from kda_mla_kernels.commit import Accepted, check_arrays, commit_in_place
-from kda_mla_kernels.gdn.kernel.rule import as_columns, decayed_states, move, split_heads, spread
-from kda_mla_kernels.gdn.kernel.shape import GdnMemory, GdnShape
+from kda_mla_kernels.delta.kernel.rule import as_columns, decayed_states, move, split_heads
+from kda_mla_kernels.delta.kernel.shape import DeltaMemory, DeltaShape
 
 __all__ = ["Replay", "ReplayScratch", "commit_states"]
 
@@ -53,7 +53,7 @@ class Replay:
         held: dtype of the tails.
     """
 
-    shape: GdnShape
+    shape: DeltaShape
     block: Block
     held: Any
 
@@ -71,7 +71,7 @@ class Replay:
         )
 
     def __call__(
-        self, scratch: ReplayScratch, memory: GdnMemory, records: Any, where: Where, accepted: Any
+        self, scratch: ReplayScratch, memory: DeltaMemory, records: Any, where: Where, accepted: Any
     ) -> None:
         """Moves the states.
 
@@ -133,12 +133,12 @@ class Replay:
         token = scratch.records[page, pl.ds(row, 1)]
         keys = as_columns(token[:, record.key.columns], shape.key_heads)
         updates = token[:, record.update.columns]
-        decays = spread(token[:, record.decay.columns], shape.value_dim)
+        factors = shape.decay_factors(shape.spread_decays(token[:, record.decay.columns]))
         for head in range(shape.key_heads):
             key = jnp.broadcast_to(keys[:, head : head + 1], (shape.key_dim, shape.value_dim))
             members, lanes = shape.readers(head)
             states = scratch.states.at[slot, members]
-            states[...] = decayed_states(states[...], decays[:, lanes])
+            states[...] = decayed_states(states[...], factors[members])
             parts = zip(states[...], split_heads(updates[:, lanes], shape.group), strict=True)
             states[...] = jnp.stack([move(decayed, key, update) for decayed, update in parts])
         tail = scratch.tails.at[slot, : shape.taps - 1]
@@ -152,7 +152,7 @@ class _Turns:
 
     replay: Replay
     scratch: ReplayScratch
-    memory: GdnMemory
+    memory: DeltaMemory
     where: Where
     accepted: Any
 
@@ -191,15 +191,15 @@ def _each(copies: list[Any], action: str) -> None:
 
 
 def commit_states(
-    shape: GdnShape,
+    shape: DeltaShape,
     block: Block,
     held: Any,
-    memory: GdnMemory,
+    memory: DeltaMemory,
     records: jax.Array,
     where: Where,
     accepted: jax.Array,
     interpret: Any = False,
-) -> GdnMemory:
+) -> DeltaMemory:
     """One kernel that commits all layers; donate ``memory`` and it is changed in place.
 
     Args:
@@ -219,7 +219,7 @@ def commit_states(
     _check(shape, block, held, memory, records)
     replay = Replay(shape, block, held)
     return commit_in_place(
-        f"gdn_commit_s{block.sequences}_t{block.tokens}_h{shape.value_heads}",
+        f"{shape.kind}_commit_s{block.sequences}_t{block.tokens}_h{shape.value_heads}",
         replay,
         replay.scratch(),
         memory,
@@ -228,7 +228,9 @@ def commit_states(
     )
 
 
-def _check(shape: GdnShape, block: Block, held: Any, memory: GdnMemory, records: jax.Array) -> None:
+def _check(
+    shape: DeltaShape, block: Block, held: Any, memory: DeltaMemory, records: jax.Array
+) -> None:
     layers, rows = memory.delta.shape[:2]
     heads = (shape.value_heads, shape.key_dim, shape.value_dim)
     expected: dict[str, tuple[jax.Array, tuple[int, ...], Any]] = {

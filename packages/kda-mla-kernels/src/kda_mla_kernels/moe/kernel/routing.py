@@ -1,0 +1,139 @@
+"""Which experts each row goes to, and all routes sorted by expert, without a branch.
+
+Letters: P padded rows, E experts, k experts per row, N entries (routes, padded).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kda_mla_kernels.block import by_sublanes
+from kda_mla_kernels.moe.router import SUM_EPS, RouterRule
+from kda_mla_kernels.moe.top_k import ordered_keys
+
+__all__ = ["Entries", "chosen_weights", "sorted_entries", "top_k_by_digits"]
+
+DIGIT_BITS = 4
+"""Bits of the threshold that one round finds: 16 candidates fill the sublanes of two registers."""
+LANES = 128
+
+
+def top_k_by_digits(values: jax.Array, k: int) -> jax.Array:
+    """Which entries are among the k largest of their row; of equal ones those of lowest index.
+
+    As :func:`~kda_mla_kernels.moe.top_k.top_k_mask`, but the k-th largest key is found four bits
+    at a time: 8 rounds, each of which compares a row with 16 candidates at once.
+
+    Args:
+        values: f32 [P, E] without NaN.
+
+    Returns:
+        f32 [P, E], 1 where chosen, else 0.
+    """
+    keys = ordered_keys(values)
+    lowest = jnp.int32(-(2**31))
+    digits = lax.broadcasted_iota(jnp.int32, (1, 1 << DIGIT_BITS, 1), 1)
+    threshold = jnp.zeros((len(keys), 1, 1), jnp.int32)  # of keys counted from the lowest
+    for shift in range(32 - DIGIT_BITS, -1, -DIGIT_BITS):
+        candidates = threshold | (digits << shift)
+        reached = keys[:, None, :] >= (candidates ^ lowest)
+        counts = jnp.sum(reached.astype(jnp.float32), axis=-1, keepdims=True)
+        enough = (counts >= k) & (digits > 0)
+        digit = jnp.sum(enough.astype(jnp.float32), axis=1, keepdims=True)
+        threshold = threshold | (digit.astype(jnp.int32) << shift)
+    limit = threshold[:, 0] ^ lowest
+    above = (keys > limit).astype(jnp.float32)
+    equal = (keys == limit).astype(jnp.float32)
+    room = k - jnp.sum(above, axis=-1, keepdims=True)
+    taken = jnp.where(running_counts(equal) <= room, equal, 0.0)
+    return above + taken
+
+
+def running_counts(marks: jax.Array) -> jax.Array:
+    """Inclusive sums along each row of 0 and 1: f32 [P, E] -> f32 [P, E], exact."""
+    width = min(LANES, marks.shape[1])
+    inner = lax.broadcasted_iota(jnp.int32, (width, width), 0)
+    upper = (inner <= lax.broadcasted_iota(jnp.int32, (width, width), 1)).astype(jnp.float32)
+    parts, before = [], jnp.zeros((len(marks), 1), jnp.float32)
+    for start in range(0, marks.shape[1], width):
+        part = marks[:, start : start + width]
+        parts.append(_exact(part, upper) + before)
+        before = before + jnp.sum(part, axis=1, keepdims=True)
+    return jnp.concatenate(parts, axis=1)
+
+
+def chosen_weights(scores: jax.Array, chosen: jax.Array, rule: RouterRule) -> jax.Array:
+    """Weight of every expert, 0 where not chosen: f32 [P, E] as :func:`..router.dense_weights`."""
+    weights = jnp.where(chosen > 0, scores, 0.0)
+    if rule.renormalize:
+        total = by_sublanes(lambda rows: jnp.sum(rows, axis=-1, keepdims=True), weights)
+        weights = weights / (total + SUM_EPS)
+    return weights * rule.scale
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Entries:
+    """All routes in order of their experts, those of one expert in order of rows; f32 [N, 1]."""
+
+    experts: jax.Array
+    rows: jax.Array
+    """the row; P for entries behind the last route"""
+    ordinals: jax.Array
+    """how many other experts come before this one in the list"""
+    firsts: jax.Array
+    """1 at an expert's first route, else 0"""
+    weights: jax.Array
+
+
+def sorted_entries(chosen: jax.Array, weights: jax.Array, entries: int) -> Entries:
+    """The list of routes.
+
+    Args:
+        chosen: f32 [P, E] of 0 and 1, at most ``entries`` of 1.
+        weights: f32 [P, E].
+        entries: N.
+    """
+    rows, experts = chosen.shape
+    used = jnp.sum(chosen, axis=0, keepdims=True)  # [1, E] routes of each expert
+    ends = running_counts(jnp.broadcast_to(used, (8, experts)))[:1]
+    place = lax.broadcasted_iota(jnp.int32, (entries, 1), 0).astype(jnp.float32)
+    passed = (ends <= place).astype(jnp.float32)  # [N, E] experts whose routes all come before
+    expert = jnp.sum(passed, axis=1, keepdims=True)
+    base = jnp.sum(passed * used, axis=1, keepdims=True)
+    ordinal = jnp.sum(jnp.where(used > 0, passed, 0.0), axis=1, keepdims=True)
+    column = lax.broadcasted_iota(jnp.int32, (entries, experts), 1).astype(jnp.float32)
+    here = (column == expert).astype(jnp.float32)
+    among = place - base  # which of the expert's routes
+    behind = _picked(here, _row_counts(chosen)) <= among  # [N, P] rows that come before
+    valid = place < jnp.sum(used, axis=1, keepdims=True)
+    row = jnp.where(valid, jnp.sum(behind.astype(jnp.float32), axis=1, keepdims=True), rows)
+    mine = lax.broadcasted_iota(jnp.int32, (entries, rows), 1).astype(jnp.float32) == row
+    weight = jnp.sum(jnp.where(mine, _picked(here, weights), 0.0), axis=1, keepdims=True)
+    first = (valid & (among == 0)).astype(jnp.float32)
+    return Entries(jnp.where(valid, expert, 0.0), row, ordinal, first, weight)
+
+
+def _row_counts(chosen: jax.Array) -> jax.Array:
+    """Inclusive sums down each column: f32 [P, E]."""
+    rows = len(chosen)
+    shape = (rows, rows)
+    lower = lax.broadcasted_iota(jnp.int32, shape, 1) <= lax.broadcasted_iota(jnp.int32, shape, 0)
+    return _exact(lower.astype(jnp.float32), chosen)
+
+
+def _exact(a: jax.Array, b: jax.Array) -> jax.Array:
+    """A product of whole numbers up to 256, which bf16 holds, so one pass is exact."""
+    return jnp.dot(a, b, preferred_element_type=jnp.float32)
+
+
+def _picked(marks: jax.Array, values: jax.Array) -> jax.Array:
+    """[N, E] of one 1 in each row · [P, E]ᵀ: f32 [N, P], values as they are."""
+    contract = (((1,), (1,)), ((), ()))
+    return lax.dot_general(
+        marks, values, contract, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+    )

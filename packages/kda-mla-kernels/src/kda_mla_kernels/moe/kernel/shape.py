@@ -1,0 +1,131 @@
+"""One rank's share of the routed experts: widths, packing, and the arrays that hold it.
+
+Letters: C latent width, F channels of an expert on this rank, E experts of this rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from kda_mla_kernels.moe.kernel.packing import LANES, PackedMatrix
+from kda_mla_kernels.quant.mxfp4 import GROUP, BlockFp8, Mxfp4, to_block_fp8
+
+__all__ = ["ExpertImages", "ExpertShape"]
+
+BYTE_ROWS = 32
+"""Rows of a tile of bytes."""
+FP8_BLOCK = 256
+"""Inputs that share an FP8 block's exponent, at most."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ExpertImages:
+    """Arrays of packed experts: [layers, E, ...] in HBM, [slots, ...] in VMEM."""
+
+    gate_up: Any
+    """u8 [..., rows, columns], codes of gate, then up"""
+    down: Any
+    """u8 [..., rows, columns], codes"""
+    scales: Any
+    """u8 [..., scale rows, 128], of gate and up, then of down"""
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """Sizes of an expert's share.
+
+    Attributes:
+        latent: C, inputs of gate and up, outputs of down; a multiple of 128.
+        channels: F, outputs of gate and of up on this rank; a multiple of 32.
+        experts: E.
+        form: what gate and up are held as, ``mxfp4`` or (twice the bytes) lossless block FP8;
+            down is MXFP4 in both.
+
+    Raises:
+        ValueError: widths that do not divide into whole groups and lanes.
+    """
+
+    latent: int
+    channels: int
+    experts: int
+    form: Literal["mxfp4", "fp8"] = "mxfp4"
+
+    def __post_init__(self) -> None:
+        if self.channels % GROUP or self.latent % LANES:
+            raise ValueError(
+                f"an expert share of {self.channels} channels on a latent of {self.latent}:"
+                f" channels must be a multiple of {GROUP}, the latent one of {LANES}"
+            )
+
+    @cached_property
+    def gate_up(self) -> PackedMatrix:
+        """[C, 2F]: gate, then up, folded until the lanes are full."""
+        fold = LANES // gcd(LANES, 2 * self.channels)
+        if self.form == "mxfp4":
+            return PackedMatrix(self.latent, 2 * self.channels, fold=fold)
+        block = gcd(FP8_BLOCK, self.latent // fold)
+        return PackedMatrix(self.latent, 2 * self.channels, block, 8, fold=fold)
+
+    @cached_property
+    def down(self) -> PackedMatrix:
+        """[F, C], stacked if its bytes would not fill whole tiles otherwise."""
+        partial = self.channels // 2 % BYTE_ROWS and self.latent % (2 * LANES) == 0
+        return PackedMatrix(self.channels, self.latent, stack=2 if partial else 1)
+
+    @property
+    def scale_rows(self) -> int:
+        """Rows of 128 scales of one expert, in whole tiles."""
+        rows = self.gate_up.scale_rows + self.down.scale_rows
+        return -(-rows // BYTE_ROWS) * BYTE_ROWS
+
+    def image_shapes(self, *lead: int) -> ExpertImages:
+        """Shapes of the arrays behind the given leading sizes."""
+        return ExpertImages(
+            gate_up=(*lead, *self.gate_up.code_shape),
+            down=(*lead, *self.down.code_shape),
+            scales=(*lead, self.scale_rows, LANES),
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Of one expert's share."""
+        shapes = self.image_shapes()
+        return sum(int(np.prod(s)) for s in (shapes.gate_up, shapes.down, shapes.scales))
+
+    def pack(self, gate: Mxfp4, up: Mxfp4, down: Mxfp4) -> ExpertImages:
+        """Packs experts, one or a stack of them.
+
+        Args:
+            gate, up: [..., F, C], this rank's channels. down: [..., C, F].
+
+        Raises:
+            NotLosslessError: FP8 would round a weight.
+        """
+        both = Mxfp4(
+            np.concatenate([gate.packed, up.packed], axis=-2),
+            np.concatenate([gate.scales, up.scales], axis=-2),
+        )
+        codes, scales = both.packed, both.scales
+        if self.form == "fp8":
+            block: BlockFp8 = to_block_fp8(both, self.gate_up.group, "experts' gate and up")
+            codes, scales = block.values.view(np.uint8), block.exponents
+        rows = [self.gate_up.pack_scales(scales), self.down.pack_scales(down.scales)]
+        return ExpertImages(
+            gate_up=self.gate_up.pack_codes(codes),
+            down=self.down.pack_codes(down.packed),
+            scales=_stacked(rows, self.scale_rows),
+        )
+
+
+def _stacked(parts: Sequence[np.ndarray], rows: int) -> np.ndarray:
+    lead = parts[0].shape[:-2]
+    missing = rows - sum(part.shape[-2] for part in parts)
+    return np.concatenate([*parts, np.zeros((*lead, missing, LANES), np.uint8)], axis=-2)

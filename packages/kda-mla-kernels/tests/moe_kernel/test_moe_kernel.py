@@ -1,0 +1,192 @@
+"""The routed experts' stage in the interpreter against the reference."""
+
+import copy
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+from kda_mla_kernels.block import Block
+from kda_mla_kernels.moe import RouterRule
+from kda_mla_kernels.moe.kernel import ExpertShape, PackedMatrix, RoutedExperts
+from kda_mla_kernels.moe.kernel.routing import sorted_entries, top_k_by_digits
+from kda_mla_kernels.moe.top_k import top_k_mask
+from kda_mla_kernels.numerics import BF16, F32
+from kda_mla_kernels.quant import NotLosslessError
+from moe_kernel_harness import Experts, activation, layers_call
+
+EXPERTS, LATENT, TOP_K = 16, 256, 4
+RULE = RouterRule(TOP_K)
+
+
+def stage_of(rows, channels, numerics=F32, form="mxfp4", chunk=4, held=EXPERTS):
+    shape = ExpertShape(LATENT, channels, held, form)
+    return RoutedExperts(shape, RULE, Block(rows, 1), numerics, activation(numerics), chunk)
+
+
+def draw(rows, seed=0):
+    """Scores, bias and latents of one layer."""
+    generator = np.random.default_rng(seed)
+    scores = 1 / (1 + np.exp(-generator.normal(size=(rows, EXPERTS))))
+    bias = 0.1 * generator.normal(size=EXPERTS)
+    return scores.astype(np.float32), bias.astype(np.float32), generator.normal(size=(rows, LATENT))
+
+
+def run(stage, experts, scores, bias, latent, ranks=1, rank=0, first=0, mode=None):
+    """Sum and weights of the block's rows, one layer."""
+    missing = stage.block.padded - len(scores)
+    padded = [np.pad(x, [(0, missing), (0, 0)])[None] for x in (scores, latent)]
+    call = layers_call(stage, 1, EXPERTS, interpret=mode or pltpu.InterpretParams(), first=first)
+    latents = stage.numerics.round(jnp.asarray(padded[1], jnp.float32))
+    held = experts.images(stage.shape, ranks, rank)
+    total, weights = call(held, jnp.asarray(padded[0]), jnp.asarray(bias)[None, None], latents)
+    return np.asarray(total)[0, : len(scores)], np.asarray(weights)[0, : len(scores)]
+
+
+def check(stage, experts, scores, bias, latent, tolerance):
+    total, weights = run(stage, experts, scores, bias, latent)
+    rounded = stage.numerics.round(jnp.asarray(latent, jnp.float32))
+    expected, dense = experts.reference(0, rounded, scores, bias, RULE, stage.numerics)
+    np.testing.assert_allclose(weights, dense, rtol=1e-6)
+    np.testing.assert_allclose(total, expected, atol=tolerance * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("rows", "channels", "form"),
+    [(1, 64, "mxfp4"), (3, 96, "mxfp4"), (8, 32, "mxfp4"), (2, 96, "fp8")],
+)
+def test_f32_equals_the_reference(rows, channels, form):
+    experts = Experts(1, EXPERTS, LATENT, channels)
+    check(stage_of(rows, channels, form=form), experts, *draw(rows), tolerance=2e-6)
+
+
+def test_bf16_equals_the_reference_up_to_the_rounding_of_each_expert():
+    experts = Experts(1, EXPERTS, LATENT, 96)
+    check(stage_of(3, 96, BF16, chunk=8), experts, *draw(3), tolerance=4e-3)
+
+
+def test_both_forms_of_the_weights_give_the_same_sum():
+    experts, drawn = Experts(1, EXPERTS, LATENT, 96), draw(2)
+    found = [run(stage_of(2, 96, form=form), experts, *drawn)[0] for form in ("mxfp4", "fp8")]
+    np.testing.assert_allclose(*found, atol=2e-6 * np.abs(found[0]).max())
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        pytest.param([[0, 5, 6, 15]] * 4, id="all rows on one expert set"),
+        pytest.param(np.arange(16).reshape(4, 4)[[2, 0, 3, 1]], id="disjoint sets"),
+        pytest.param([[0, 1, 2, 3], [1, 2, 3, 4], [0, 2, 4, 5], [1, 3, 4, 5]], id="few experts"),
+    ],
+)
+def test_rows_may_share_experts_or_not(chosen):
+    experts, (scores, bias, latent) = Experts(1, EXPERTS, LATENT, 64), draw(4)
+    np.put_along_axis(scores, np.asarray(chosen), 0.9 + 0.01 * scores[:, :TOP_K], axis=1)
+    check(stage_of(4, 64), experts, scores, np.zeros_like(bias), latent, tolerance=2e-6)
+
+
+def test_of_equal_scores_the_lowest_index_wins():
+    experts, (_, bias, latent) = Experts(1, EXPERTS, LATENT, 64), draw(2)
+    scores = np.full((2, EXPERTS), 0.25, np.float32)
+    scores[1, 9] = 0.5
+    _, weights = run(stage_of(2, 64), experts, scores, np.zeros_like(bias), latent)
+    assert [np.flatnonzero(row).tolist() for row in weights] == [[0, 1, 2, 3], [0, 1, 2, 9]]
+
+
+def test_a_row_has_the_same_bits_whoever_its_neighbours_are():
+    experts, (scores, bias, latent) = Experts(1, EXPERTS, LATENT, 96), draw(8)
+    alone = run(stage_of(1, 96, BF16), experts, scores[5:6], bias, latent[5:6])[0]
+    for rows in (slice(5, 6), slice(4, 7), slice(0, 8)):
+        together = run(
+            stage_of(len(scores[rows]), 96, BF16, chunk=4),
+            experts,
+            scores[rows],
+            bias,
+            latent[rows],
+        )[0]
+        np.testing.assert_array_equal(together[5 - rows.start], alone[0])
+
+
+def test_the_parts_of_ranks_sum_to_the_whole():
+    experts, drawn = Experts(1, EXPERTS, LATENT, 64), draw(3)
+    whole, _ = run(stage_of(3, 64), experts, *drawn)
+    parts = [run(stage_of(3, 32), experts, *drawn, ranks=2, rank=rank)[0] for rank in range(2)]
+    np.testing.assert_allclose(sum(parts), whole, atol=2e-6 * np.abs(whole).max())
+
+
+def test_groups_of_experts_sum_to_the_whole_even_if_one_is_empty():
+    experts, (scores, bias, latent) = Experts(1, EXPERTS, LATENT, 64), draw(3)
+    scores[:, 8:12] *= 0.01  # nobody's choice
+    whole, weights = run(stage_of(3, 64), experts, scores, bias, latent)
+    assert not weights[:, 8:12].any()
+    total = np.zeros_like(whole)
+    for first in range(0, EXPERTS, 4):
+        part = copy.copy(experts)
+        for name in ("gate", "up", "down"):
+            matrix = getattr(experts, name)
+            cut = replace(
+                matrix,
+                packed=matrix.packed[:, first : first + 4],
+                scales=matrix.scales[:, first : first + 4],
+            )
+            setattr(part, name, cut)
+        total += run(stage_of(3, 64, held=4), part, scores, bias, latent, first=first)[0]
+    np.testing.assert_allclose(total, whole, atol=2e-6 * np.abs(whole).max())
+
+
+def test_no_race_and_the_same_bits_in_both_modes_of_copying(faults):
+    experts, drawn = Experts(1, EXPERTS, LATENT, 64), draw(3)
+    found = []
+    for when in ("on_wait", "eager"):
+        mode = pltpu.InterpretParams(detect_races=True, dma_execution_mode=when)
+        assert (
+            faults(
+                lambda mode=mode: found.append(run(stage_of(3, 64), experts, *drawn, mode=mode)[0])
+            )
+            == set()
+        )
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("k", [1, 4, 15])
+def test_top_k_by_digits_is_the_top_k(k):
+    values = np.random.default_rng(k).normal(size=(8, 40)).astype(np.float32)
+    values[0] = 0.0
+    values[1, ::3] = -0.0
+    values[2, 5:30] = values[2, 3]
+    ours = np.asarray(top_k_by_digits(jnp.asarray(values), k))
+    np.testing.assert_array_equal(ours, np.asarray(top_k_mask(jnp.asarray(values), k)))
+
+
+def test_entries_are_sorted_by_expert_and_then_by_row():
+    chosen = np.zeros((8, 6), np.float32)
+    chosen[0, [1, 4]] = chosen[1, [4, 5]] = chosen[2, [1, 4]] = 1
+    weights = chosen * np.arange(1, 49, dtype=np.float32).reshape(8, 6)
+    found = sorted_entries(jnp.asarray(chosen), jnp.asarray(weights), 8)
+    columns = {name: np.asarray(getattr(found, name))[:, 0].tolist() for name in vars(found)}
+    assert columns == {
+        "experts": [1, 1, 4, 4, 4, 5, 0, 0],
+        "rows": [0, 2, 0, 1, 2, 1, 8, 8],
+        "ordinals": [0, 0, 1, 1, 1, 2, 3, 3],
+        "firsts": [1, 0, 1, 0, 0, 1, 0, 0],
+        "weights": [2, 14, 5, 11, 17, 12, 0, 0],
+    }
+
+
+@pytest.mark.parametrize(("latent", "channels"), [(256, 48), (192, 64)])
+def test_widths_that_fill_no_groups_are_refused(latent, channels):
+    with pytest.raises(ValueError, match=f"share of {channels} channels on a latent of {latent}"):
+        ExpertShape(latent, channels, EXPERTS)
+
+
+def test_a_matrix_that_fills_no_lanes_is_refused():
+    with pytest.raises(ValueError, match="64 outputs of 128 inputs fill 64 lanes"):
+        PackedMatrix(128, 64)
+
+
+def test_fp8_that_would_round_is_refused():
+    experts = Experts(1, EXPERTS, LATENT, 64)
+    experts.gate.scales[0, 3, 7, :2] = [90, 130]
+    with pytest.raises(NotLosslessError, match="experts' gate and up"):
+        experts.images(ExpertShape(LATENT, 64, EXPERTS, "fp8"))

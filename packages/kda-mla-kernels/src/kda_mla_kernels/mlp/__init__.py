@@ -1,5 +1,5 @@
 """Gated feed-forward layers."""
 
-from kda_mla_kernels.mlp.reference import situ, swiglu
+from kda_mla_kernels.mlp.reference import Activation, situ, swiglu
 
-__all__ = ["situ", "swiglu"]
+__all__ = ["Activation", "situ", "swiglu"]

@@ -6,6 +6,7 @@ Letters: P padded rows, D hidden, F feed-forward width of this rank.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from vmem_pool.stream import SegmentReader, matvec
 
 from kda_mla_kernels.block import Block
-from kda_mla_kernels.mlp.reference import swiglu
+from kda_mla_kernels.mlp.reference import Activation, swiglu
 from kda_mla_kernels.numerics import Numerics
 
 __all__ = ["FeedForward", "FeedForwardScratch"]
@@ -33,16 +34,22 @@ class FeedForwardScratch:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """``down(silu(gate x) · up x)``, this rank's part of the sum.
+    """``down(act(gate x, up x))``, this rank's part of the sum.
 
-    Reads the matrices ``gate_up`` [D, 2F] and ``down`` [F, D] from a segment. Rounds as
-    :func:`~kda_mla_kernels.mlp.swiglu` does; products are summed in f32.
+    Reads the matrices ``gate_up`` [D, 2F] and ``down`` [F, D] from a segment; products are summed
+    in f32.
+
+    Attributes:
+        width: F.
+        block: rows of a step.
+        numerics: the policy.
+        activation: of rounded gate and up; SwiGLU unless given.
     """
 
     width: int
-    """F"""
     block: Block
     numerics: Numerics
+    activation: Activation | None = None
 
     def scratch(self) -> FeedForwardScratch:
         """An entry of ``scratch_shapes``."""
@@ -56,8 +63,17 @@ class FeedForward:
         self, scratch: FeedForwardScratch, reader: SegmentReader, x: Any, out: Any
     ) -> None:
         """Normed rows x, a reference [P, D], to the f32 reference out [P, D]."""
-        precision = self.numerics.precision
-        matvec(reader, "gate_up", x, scratch.gate_up, precision=precision)
+        self.widen(scratch, reader, x)
+        self.narrow(scratch, reader, out)
+
+    def widen(self, scratch: FeedForwardScratch, reader: SegmentReader, x: Any) -> None:
+        """The first half: gate, up and activation."""
+        matvec(reader, "gate_up", x, scratch.gate_up, precision=self.numerics.precision)
         both = scratch.gate_up[...]
-        scratch.hidden[...] = swiglu(both[:, : self.width], both[:, self.width :], self.numerics)
-        matvec(reader, "down", scratch.hidden, out, precision=precision)
+        gate, up = both[:, : self.width], both[:, self.width :]
+        act = self.activation or partial(swiglu, numerics=self.numerics)
+        scratch.hidden[...] = act(gate, up)
+
+    def narrow(self, scratch: FeedForwardScratch, reader: SegmentReader, out: Any) -> None:
+        """The second half: down."""
+        matvec(reader, "down", scratch.hidden, out, precision=self.numerics.precision)

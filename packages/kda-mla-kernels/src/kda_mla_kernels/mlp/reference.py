@@ -6,12 +6,18 @@ Qwen3.5 modelling code; SiTU and its rounding from the Kimi K3 modelling code.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import jax
 import jax.numpy as jnp
 
 from kda_mla_kernels.numerics import Numerics
 
-__all__ = ["situ", "swiglu"]
+__all__ = ["Activation", "situ", "swiglu"]
+
+Activation: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
+"""Rounded gate and up [..., F] -> the rounded input of the down projection."""
 
 
 def swiglu(gate: jax.Array, up: jax.Array, numerics: Numerics) -> jax.Array:

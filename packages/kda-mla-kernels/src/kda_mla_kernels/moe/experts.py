@@ -8,22 +8,18 @@ of the Kimi K3 modelling code.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from kda_mla_kernels.mlp.reference import Activation
 from kda_mla_kernels.moe.router import Routes, dense_weights
 from kda_mla_kernels.moe.routes import SortedRoutes
 from kda_mla_kernels.numerics import Numerics
 
-__all__ = ["Activation", "ExpertWeights", "every_expert", "sorted_experts"]
-
-Activation: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
-"""Rounded gate and up [..., F] -> the rounded input of the down projection."""
+__all__ = ["ExpertWeights", "every_expert", "sorted_experts"]
 
 
 @jax.tree_util.register_dataclass

@@ -19,8 +19,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from kda_mla_kernels.mlp import situ
-from kda_mla_kernels.moe.experts import Activation, ExpertWeights, sorted_experts
+from kda_mla_kernels.mlp import Activation, situ
+from kda_mla_kernels.moe.experts import ExpertWeights, sorted_experts
 from kda_mla_kernels.moe.router import RouterRule, Routes, choose, router_scores
 from kda_mla_kernels.moe.routes import sort_routes
 from kda_mla_kernels.norm import stepwise_rms_norm

@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kda_mla_kernels.block import Block
-from kda_mla_kernels.moe.experts import Activation
+from kda_mla_kernels.mlp import Activation
 from kda_mla_kernels.moe.kernel.routing import (
     chosen_weights,
     sorted_entries,

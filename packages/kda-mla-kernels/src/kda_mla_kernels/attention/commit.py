@@ -59,8 +59,6 @@ class CommitSource(NamedTuple):
     where: Where
     accepted: Any
     """i32 [S], an SMEM reference; 0 to T"""
-    rank: Any = 0
-    """whose share of the positions the cache holds, if they are split"""
 
 
 class Group(NamedTuple):
@@ -206,7 +204,7 @@ class CacheCommit:
         position, accepted = source.where.positions[s], source.accepted[s]
         if self.split is None:
             return whole_run(position, accepted)
-        run = self.split.run(source.rank, position, self.block.tokens)
+        run = self.split.run(position, self.block.tokens)
         return run._replace(end=jnp.minimum(run.end, accepted))
 
     def _groups(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from kda_mla_kernels.attention.tiles import LANES
+from kda_mla_kernels.block import Where
 
 __all__ = ["Run", "Split", "whole_run"]
 
@@ -39,7 +40,8 @@ def whole_run(position: Any, tokens: Any) -> Run:
 class Split:
     """Positions dealt out to ranks block by block, so that shares stay equal as a context grows.
 
-    Slot ``i · block + j`` of rank r holds position ``(i · ranks + r) · block + j``.
+    Slot ``i · block + j`` of rank r holds position ``(i · ranks + r) · block + j``. Inside kernels,
+    positions are counted from the rank's first one, ``r · block``; see :meth:`where`.
 
     Attributes:
         block: consecutive positions of a rank, a multiple of 128.
@@ -64,27 +66,29 @@ class Split:
         """Positions from one block of a rank to its next."""
         return self.block * self.ranks
 
-    def run(self, rank: Any, position: Any, tokens: int) -> Run:
-        """The tokens of a rank among those from ``position`` on; at most 128, so one run."""
-        offset = position - rank * self.block
-        period, inside = self._halves(offset)
+    def where(self, at: Where, rank: Any) -> Where:
+        """Positions as kernels of a rank take them: arrays outside a kernel, maybe negative."""
+        return Where(at.rows, at.positions - rank * self.block)
+
+    def run(self, position: Any, tokens: int) -> Run:
+        """The rank's tokens among those from ``position`` on; at most 128, so one run."""
+        period, inside = self._halves(position)
         slot = period * self.block + inside
         # Behind the rank's block, the first token of its own is the one that opens the next block.
         missing = self.stride - inside
         later = Run((period + 1) * self.block - missing, missing, tokens)
-        early = Run(offset, -offset, tokens)
+        early = Run(position, -position, tokens)
         here = Run(slot, 0, jnp.minimum(tokens, self.block - inside))
-        return _choose(offset < 0, early, _choose(inside < self.block, here, later))
+        return _choose(position < 0, early, _choose(inside < self.block, here, later))
 
-    def count(self, rank: Any, position: Any) -> jax.Array:
-        """Slots of a rank that hold positions up to this one."""
-        offset = position - rank * self.block
-        period, inside = self._halves(offset)
+    def count(self, position: Any) -> jax.Array:
+        """Slots of the rank that hold positions up to this one."""
+        period, inside = self._halves(position)
         filled = period * self.block + jnp.minimum(inside + 1, self.block)
-        return jnp.where(offset < 0, 0, filled)
+        return jnp.where(position < 0, 0, filled)
 
     def offsets(self, index: Any, tile: int) -> tuple[jax.Array, jax.Array]:
-        """Positions of the slots of a tile, relative to the rank's first.
+        """Positions of the slots of a tile.
 
         Args:
             tile: slots; a divisor or a multiple of the block.
@@ -100,9 +104,9 @@ class Split:
         steps = [jnp.where(slot >= edge, gap, 0) for edge in range(self.block, tile, self.block)]
         return start, sum(steps, slot)
 
-    def _halves(self, offset: Any) -> tuple[Any, Any]:
-        period = lax.div(offset, jnp.int32(self.stride))
-        return period, offset - period * self.stride
+    def _halves(self, position: Any) -> tuple[Any, Any]:
+        period = lax.div(position, jnp.int32(self.stride))
+        return period, position - period * self.stride
 
 
 def _choose(condition: Any, one: Run, other: Run) -> Run:

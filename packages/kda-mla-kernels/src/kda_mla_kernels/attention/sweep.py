@@ -52,8 +52,6 @@ class Source(NamedTuple):
     cache: Cache
     where: Where
     layer: Any
-    rank: Any = 0
-    """whose share of the positions the cache holds, if they are split"""
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,7 @@ class CacheSweep(ABC):
     ) -> jax.Array:
         """All tiles of a sequence; ``taken`` counts the layer's tiles before and after."""
         position = source.where.positions[s]
-        run, last = self._run(source, position), self._last(source, position)
+        run, last = self._run(position), self._last(position)
         queries = self._queries(scratch, s)
 
         def step(index: jax.Array, running: Running) -> Running:
@@ -165,7 +163,7 @@ class CacheSweep(ABC):
                 self._patch(scratch, buffer, s, (run, here))
 
             tile = scratch.columns.at[buffer], scratch.rows.at[buffer]
-            visible = self._visible(queries.shape[1], (source.rank, position, index))
+            visible = self._visible(queries.shape[1], position, index)
             return self.attend(running, queries, tile, visible)
 
         heads, rows, _ = queries.shape
@@ -174,17 +172,17 @@ class CacheSweep(ABC):
         self._keep(scratch, s, self.result(running).reshape(heads, rows, -1))
         return taken + last + 1
 
-    def _run(self, source: Source, position: jax.Array) -> Run:
+    def _run(self, position: jax.Array) -> Run:
         tokens = self.block.tokens
         if self.split is None:
             return whole_run(position, tokens)
-        return self.split.run(source.rank, position, tokens)
+        return self.split.run(position, tokens)
 
-    def _last(self, source: Source, position: jax.Array) -> jax.Array:
+    def _last(self, position: jax.Array) -> jax.Array:
         """The last tile that is taken up: there is always one, so that loads follow each other."""
         end = position + self.block.tokens
         if self.split is not None:
-            end = jnp.maximum(self.split.count(source.rank, end - 1), 1)
+            end = jnp.maximum(self.split.count(end - 1), 1)
         return lax.div(jnp.minimum(end, self.cache.slots) - 1, self.tile)
 
     def _buffer(self, number: jax.Array) -> jax.Array:
@@ -260,13 +258,8 @@ class CacheSweep(ABC):
                     end = jnp.minimum(here.slot + here.end, self.tile)
                     pl.when((at >= 0) & (at < end))(put)
 
-    def _visible(self, rows: int, at: tuple[Any, jax.Array, jax.Array]) -> jax.Array:
-        """bool [N, K]: whether a query sees a slot.
-
-        Args:
-            at: rank, position of token 0, index of the tile.
-        """
-        rank, position, index = at
+    def _visible(self, rows: int, position: jax.Array, index: jax.Array) -> jax.Array:
+        """bool [N, K]: whether a query of tokens from ``position`` on sees a slot of a tile."""
         row = lax.broadcasted_iota(jnp.int32, (rows, 1), 0)
         token = jnp.zeros_like(row)
         for t in range(1, self.block.tokens):
@@ -275,7 +268,7 @@ class CacheSweep(ABC):
             slot = lax.broadcasted_iota(jnp.int32, (rows, self.tile), 1)
             return slot <= position - index * self.tile + token
         start, offsets = self.split.offsets(index, self.tile)
-        return offsets <= position - rank * self.split.block - start + token
+        return offsets <= position - start + token
 
     def _queries(self, scratch: SweepScratch, s: jax.Array) -> jax.Array:
         """Rounded [G, N, D]: by key/value head, then token, then head; padded by zeros."""

@@ -1,0 +1,13 @@
+"""Modules of this folder are imported by name, here and in processes that compile."""
+
+import sys
+from pathlib import Path
+
+import jax
+
+jax.config.update("jax_platforms", "cpu")
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "tpu_compile: compiles for a TPU that is not there")

@@ -11,9 +11,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kda_mla_kernels.backend import RANKS
 from kda_mla_kernels.errors import ConfigError
 from megakernel_qwen.kernel.abstract import AbstractModel
-from megakernel_qwen.layout import RANKS
 from vmem_pool.aot import (
     KernelReport,
     Options,

@@ -14,51 +14,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kda_mla_kernels.backend import Share
 from kda_mla_kernels.errors import ConfigError
 
 from megakernel_qwen.config import QwenConfig
 
-__all__ = ["RANKS", "QwenLayout", "Share", "legal_ranks"]
-
-RANKS = "ranks"
-"""Mesh axis over which everything is split."""
+__all__ = ["QwenLayout", "legal_ranks"]
 
 MAX_RANKS = 64
 """Where the search for legal rank counts ends: twice what the largest supported slice has."""
 MAX_PADDING = 0.1
 """Bytes of zeros that a rank count may add to the layers' matrices, as a part of them."""
-
-
-@dataclass(frozen=True)
-class Share:
-    """Members ``start .. stop`` of something, on a rank that has room for ``size``."""
-
-    start: int
-    stop: int
-    size: int
-
-    @classmethod
-    def of(cls, whole: int, size: int, rank: int, first: int = 0) -> Share:
-        """The rank's part of ``whole`` members from ``first`` on, ``size`` to a rank."""
-        start, stop = (min(number * size, whole) for number in (rank, rank + 1))
-        return cls(first + start, first + stop, size)
-
-    def times(self, width: int) -> Share:
-        """The same members with ``width`` elements each."""
-        return Share(self.start * width, self.stop * width, self.size * width)
-
-    def after(self, offset: int) -> Share:
-        """The same members behind ``offset`` others."""
-        return Share(self.start + offset, self.stop + offset, self.size)
-
-    @property
-    def slice(self) -> slice:
-        return slice(self.start, self.stop)
-
-    @property
-    def padding(self) -> int:
-        """Members of zeros at the end."""
-        return self.size - (self.stop - self.start)
 
 
 def _obstacle(config: QwenConfig, ranks: int) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,25 +11,33 @@ from typing import Any, Literal
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from kda_mla_kernels.backend import (
+    RANKS,
+    BackendModel,
+    LoadOptions,
+    Track,
+    choose_devices,
+    held_dtype,
+    progress_bar,
+)
 from kda_mla_kernels.block import Block
 from kda_mla_kernels.checkpoint import Checkpoint, open_checkpoint
 from kda_mla_kernels.errors import ConfigError
-from kda_mla_kernels.model import GenerationDefaults, ModelInfo
+from kda_mla_kernels.model import GenerationDefaults
 from tpu_collectives import Topology, TopologyError
 
 from megakernel_qwen import embedded
-from megakernel_qwen.backend import MAX_CHUNK, QwenModel, cache_slots
 from megakernel_qwen.chat import QwenChatFormat, read_dialect
 from megakernel_qwen.config import MODEL_TYPES, QwenConfig
 from megakernel_qwen.kernel import KernelModel, KernelPrograms, load_kernel_weights
 from megakernel_qwen.kernel.plan import StepPlan
 from megakernel_qwen.kernel.programs import interpreter_for
 from megakernel_qwen.kernel.step import planned_stream
-from megakernel_qwen.layout import RANKS, QwenLayout, legal_ranks
-from megakernel_qwen.options import LoadOptions, choose_devices
+from megakernel_qwen.layout import QwenLayout, legal_ranks
 from megakernel_qwen.tensors import expected_tensors, text_prefix
 from megakernel_qwen.tokenizer import load_tokenizer
-from megakernel_qwen.weights import held_dtype, load_weights
+from megakernel_qwen.weights import load_weights
+from megakernel_qwen.xla.caches import cache_shapes
 from megakernel_qwen.xla.mixers import Rank
 from megakernel_qwen.xla.programs import Programs
 
@@ -69,7 +77,7 @@ def load(
     feature_layers: Sequence[int] = (),
     progress: bool = False,
     stack_layers: bool | None = None,
-) -> QwenModel:
+) -> BackendModel:
     """Loads a checkpoint of the family; arguments and errors as in the model protocol.
 
     Args:
@@ -83,8 +91,9 @@ def load(
     platform = ranks[0].platform
     layout = QwenLayout(config, len(ranks))
     options = LoadOptions.of(
-        config,
         platform,
+        longest_context=config.max_position_embeddings,
+        last_feature=config.num_layers - 1,
         numerics=numerics,
         max_rows=max_rows,
         max_context=max_context,
@@ -92,7 +101,8 @@ def load(
     )
     kernel = _kernel_model(backend, layout, options, ranks)
     held = held_dtype(options.numerics, platform) if kernel is None else kernel.held
-    options.check_memory(layout, ranks, held)
+    shapes = cache_shapes(layout, options.max_rows, options.slots, held)
+    options.check_memory(shapes, ranks)
     tokenizer = load_tokenizer(opened.folder) if _has_tokenizer(opened) else None
     chat_format = QwenChatFormat(tokenizer, read_dialect(opened.folder)) if tokenizer else None
     stops = frozenset(config.eos_ids) | (chat_format.stop_ids if chat_format else frozenset())
@@ -102,27 +112,22 @@ def load(
     parameters = _parameters(opened, config)
     small = platform != "cpu" or parameters <= _CHEAP_SLICES
     stacked = small if stack_layers is None else stack_layers
-    source = _Source(opened, layout, mesh, held, options, _progress_bar(progress))
+    source = _Source(opened, layout, mesh, held, options, progress_bar(progress))
     weights, programs = source.xla(stacked) if kernel is None else source.kernel(kernel)
-    info = ModelInfo(
+    info = options.describe(
+        weights,
+        len(ranks),
         family=family,
         name=opened.name,
         backend="xla" if kernel is None else "megakernel",
-        numerics=options.numerics.name,
-        ranks=len(ranks),
         legal_ranks=legal_ranks(config),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
         parameters=parameters,
-        weight_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(weights)),
-        max_rows=options.max_rows,
-        max_context=options.max_context,
-        max_chunk=min(MAX_CHUNK, options.max_context),
-        feature_layers=options.feature_layers,
     )
     text_side = tokenizer.tokenizer if tokenizer else None
-    return QwenModel(info, generation, chat_format, text_side, weights, programs)
+    return BackendModel(info, generation, chat_format, text_side, weights, programs)
 
 
 def _has_tokenizer(checkpoint: Checkpoint) -> bool:
@@ -162,8 +167,7 @@ def _checked_kernel(
             "the megakernel backend takes devices in the order of their places:"
             f" {[device.id for device in topology.devices()]}"
         )
-    slots = cache_slots(options.max_context)
-    model = KernelModel(layout, options.numerics, topology, slots, options.feature_layers)
+    model = KernelModel(layout, options.numerics, topology, options.slots, options.feature_layers)
     planned_stream(StepPlan(model, Block(options.max_rows, 1)))
     return model
 
@@ -177,7 +181,7 @@ class _Source:
     mesh: Mesh
     held: np.dtype
     options: LoadOptions
-    track: Callable[[Sequence[int], str], Iterator[int]]
+    track: Track
 
     def xla(self, stacked: bool) -> tuple[Any, Programs]:
         weights = load_weights(
@@ -199,7 +203,7 @@ class _Source:
             "rank": Rank(self.layout, options.numerics, self.held),
             "mesh": self.mesh,
             "rows": options.max_rows,
-            "slots": cache_slots(options.max_context),
+            "slots": options.slots,
             "feature_layers": options.feature_layers,
         }
 
@@ -208,16 +212,3 @@ def _parameters(checkpoint: Checkpoint, config: QwenConfig) -> int:
     """Parameters of the text model; a tied table counts once."""
     table = expected_tensors(config, text_prefix(frozenset(checkpoint.names())))
     return sum(int(np.prod(shape)) for shape in table.values())
-
-
-def _progress_bar(shown: bool) -> Callable[[Sequence[int], str], Iterator[int]]:
-    def track(items: Sequence[int], what: str) -> Iterator[int]:
-        if not shown:
-            yield from items
-            return
-        from rich.console import Console
-        from rich.progress import track as bar
-
-        yield from bar(items, description=f"loading {what}", console=Console(stderr=True))
-
-    return track

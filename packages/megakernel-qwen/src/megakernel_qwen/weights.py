@@ -9,17 +9,17 @@ Letters: D hidden, C convolution channels, W taps, Hv value heads, F feed-forwar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
+from kda_mla_kernels.backend import Share, ShareReader, Track, place, untracked
 from kda_mla_kernels.checkpoint import Checkpoint
-from kda_mla_kernels.numerics import Numerics
 
-from megakernel_qwen.layout import QwenLayout, Share
+from megakernel_qwen.layout import QwenLayout
 from megakernel_qwen.tensors import HEAD, expected_tensors, layer_prefix, text_prefix
 
 __all__ = [
@@ -29,9 +29,7 @@ __all__ = [
     "MlpWeights",
     "QwenWeights",
     "RankReader",
-    "held_dtype",
     "load_weights",
-    "place",
     "rank_readers",
 ]
 
@@ -123,32 +121,15 @@ class QwenWeights:
 
 
 @dataclass(frozen=True)
-class RankReader:
-    """Reads one rank's share of each tensor, as numpy arrays."""
+class RankReader(ShareReader):
+    """Reads one rank's share of each tensor."""
 
-    checkpoint: Checkpoint
     layout: QwenLayout
-    dtype: np.dtype
-    """of matrices and tables"""
     prefix: str
     rank: int
 
-    def _read(self, name: str, *shares: Share | None) -> np.ndarray:
-        """The rank's share along each axis (None: all of it), with zeros for what it pads."""
-        parts = tuple(slice(None) if share is None else share.slice for share in shares)
-        found = self.checkpoint.read(name, parts)
-        padding = [(0, 0 if share is None else share.padding) for share in shares]
-        return np.pad(found, padding + [(0, 0)] * (found.ndim - len(shares)))
-
-    def _matrix(self, name: str, *shares: Share | None) -> np.ndarray:
-        """Part of a stored [out, in] matrix as [in, out]."""
-        return self._read(name, *shares).astype(self.dtype).T
-
-    def _vector(self, name: str, part: Share | None = None) -> np.ndarray:
-        return self._read(name, part).astype(np.float32)
-
     def _gain(self, name: str) -> np.ndarray:
-        return 1.0 + self._vector(name)
+        return 1.0 + self.vector(name)
 
     def _channels(self) -> tuple[Share, ...]:
         """This rank's queries, keys and values among the convolution channels."""
@@ -161,42 +142,42 @@ class RankReader:
     def gdn(self, name: str) -> GdnWeights:
         heads = self.layout.linear_values_of(self.rank)
         values = heads.times(self.layout.config.linear_value_head_dim)
-        taps = [self._read(name + "conv1d.weight", part)[:, 0] for part in self._channels()]
-        columns = [self._matrix(name + "in_proj_qkv.weight", part) for part in self._channels()]
-        columns.append(self._matrix(name + "in_proj_z.weight", values))
-        columns += [self._matrix(f"{name}in_proj_{gate}.weight", heads) for gate in "ba"]
+        taps = [self.read(name + "conv1d.weight", part)[:, 0] for part in self._channels()]
+        columns = [self.matrix(name + "in_proj_qkv.weight", part) for part in self._channels()]
+        columns.append(self.matrix(name + "in_proj_z.weight", values))
+        columns += [self.matrix(f"{name}in_proj_{gate}.weight", heads) for gate in "ba"]
         return GdnWeights(
             in_proj=np.concatenate(columns, axis=1),
             taps=np.concatenate(taps).astype(np.float32).T,
-            a_log=self._vector(name + "A_log", heads),
-            dt_bias=self._vector(name + "dt_bias", heads),
-            norm=self._vector(name + "norm.weight"),
-            out_proj=self._matrix(name + "out_proj.weight", None, values),
+            a_log=self.vector(name + "A_log", heads),
+            dt_bias=self.vector(name + "dt_bias", heads),
+            norm=self.vector(name + "norm.weight"),
+            out_proj=self.matrix(name + "out_proj.weight", None, values),
         )
 
     def gqa(self, name: str) -> GqaWeights:
         layout, dim = self.layout, self.layout.config.head_dim
         heads = layout.queries_of(self.rank)
         # Stored per head: its query rows, then its gate rows.
-        both = self._matrix(name + "q_proj.weight", heads.times(2 * dim))
+        both = self.matrix(name + "q_proj.weight", heads.times(2 * dim))
         query, gate = np.moveaxis(both.reshape(-1, heads.size, 2, dim), 2, 0)
         first = layout.first_kv_head(self.rank)
         keys = Share(first, first + layout.kv_heads, layout.kv_heads).times(dim)
         columns = [query.reshape(-1, heads.size * dim), gate.reshape(-1, heads.size * dim)]
-        columns += [self._matrix(f"{name}{part}_proj.weight", keys) for part in "kv"]
+        columns += [self.matrix(f"{name}{part}_proj.weight", keys) for part in "kv"]
         return GqaWeights(
             in_proj=np.concatenate(columns, axis=1),
             q_gain=self._gain(name + "q_norm.weight"),
             k_gain=self._gain(name + "k_norm.weight"),
-            out_proj=self._matrix(name + "o_proj.weight", None, heads.times(dim)),
+            out_proj=self.matrix(name + "o_proj.weight", None, heads.times(dim)),
         )
 
     def mlp(self, name: str) -> MlpWeights:
         wide = self.layout.intermediate_of(self.rank)
-        columns = [self._matrix(f"{name}{part}_proj.weight", wide) for part in ("gate", "up")]
+        columns = [self.matrix(f"{name}{part}_proj.weight", wide) for part in ("gate", "up")]
         return MlpWeights(
             gate_up=np.concatenate(columns, axis=1),
-            down=self._matrix(name + "down_proj.weight", None, wide),
+            down=self.matrix(name + "down_proj.weight", None, wide),
         )
 
     def mixer_gain(self, index: int) -> np.ndarray:
@@ -222,19 +203,16 @@ class RankReader:
         )
 
     def embedding(self) -> np.ndarray:
-        return self.table(self.prefix + "embed_tokens.weight")
+        return self._vocabulary(self.prefix + "embed_tokens.weight")
 
     def head(self) -> np.ndarray:
         """The rows of the head, which may be those of the embedding."""
-        return self.embedding() if self.layout.config.tied_embeddings else self.table(HEAD)
+        return self.embedding() if self.layout.config.tied_embeddings else self._vocabulary(HEAD)
 
-    def table(self, name: str) -> np.ndarray:
+    def _vocabulary(self, name: str) -> np.ndarray:
         """This rank's rows of an embedding-shaped table, zero rows behind the vocabulary."""
-        rows = self.layout.vocab_rows
-        first = min(self.rank * rows, self.layout.config.vocab_size)
-        last = min(first + rows, self.layout.config.vocab_size)
-        found = self.checkpoint.read(name, (slice(first, last),)).astype(self.dtype)
-        return np.pad(found, [(0, rows - (last - first)), (0, 0)])
+        config, rows = self.layout.config, self.layout.vocab_rows
+        return self.table(name, Share.of(config.vocab_size, rows, self.rank))
 
     def final_gain(self) -> np.ndarray:
         return self._gain(self.prefix + "norm.weight")
@@ -248,36 +226,11 @@ def rank_readers(checkpoint: Checkpoint, layout: QwenLayout, dtype: np.dtype) ->
     """
     prefix = text_prefix(frozenset(checkpoint.names()))
     checkpoint.require(expected_tensors(layout.config, prefix), STORED_DTYPES)
-    return [RankReader(checkpoint, layout, dtype, prefix, r) for r in range(layout.ranks)]
-
-
-def place(mesh: Mesh, read: Callable[[int], Any]) -> Any:
-    """Reads a pytree for each rank of this process and joins them along a new rank axis."""
-    (axis,) = mesh.axis_names
-    sharding = NamedSharding(mesh, PartitionSpec(axis))
-    parts = []
-    for rank, device in enumerate(mesh.devices.flat):
-        if device.process_index == jax.process_index():
-            parts.append(jax.tree.map(lambda x, d=device: jax.device_put(x[None], d), read(rank)))
-
-    def join(*shards: jax.Array) -> jax.Array:
-        shape = (mesh.size, *shards[0].shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, sharding, list(shards))
-
-    return jax.tree.map(join, *parts)
+    return [RankReader(checkpoint, dtype, layout, prefix, r) for r in range(layout.ranks)]
 
 
 def _stack(layers: Sequence[LayerWeights]) -> LayerWeights:
     return jax.tree.map(lambda *xs: np.stack(xs), *layers)
-
-
-def held_dtype(numerics: Numerics, platform: str) -> np.dtype:
-    """The dtype that matrices and caches are held in: the activations', but f32 on a CPU.
-
-    There bf16 products are several times slower than f32 ones and no more exact, and XLA converts
-    a whole bf16 cache to f32 and back in order to write one token.
-    """
-    return np.dtype(np.float32) if platform == "cpu" else numerics.activation
 
 
 def load_weights(
@@ -287,13 +240,13 @@ def load_weights(
     dtype: np.dtype,
     *,
     stacked: bool = False,
-    track: Callable[[Sequence[int], str], Iterator[int]] = lambda items, _: iter(items),
+    track: Track = untracked,
 ) -> QwenWeights:
     """Checks every tensor of the model, then reads it layer by layer, rank by rank.
 
     Args:
         mesh: one axis, ``layout.ranks`` devices in rank order.
-        dtype: of matrices and tables; see :func:`held_dtype`.
+        dtype: of matrices and tables; see :func:`kda_mla_kernels.backend.held_dtype`.
         stacked: one entry per layer of a period, with the periods stacked, if there are several.
         track: wraps the loop over layers, to show progress.
 

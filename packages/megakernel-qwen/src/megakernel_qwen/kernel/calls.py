@@ -12,12 +12,12 @@ from typing import Any, cast
 import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from kda_mla_kernels.backend.budget import VMEM_LIMIT_BYTES
 from kda_mla_kernels.block import Where
 from kda_mla_kernels.commit import Accepted, commit_in_place
 from kda_mla_kernels.gdn.kernel import GdnMemory, GdnVectors
 from kda_mla_kernels.gqa.kernel import GqaMemory, GqaVectors
 
-from megakernel_qwen.kernel.budget import VMEM_LIMIT_BYTES
 from megakernel_qwen.kernel.plan import StepPlan
 from megakernel_qwen.kernel.step import Scalars, StepOutputs, run_step, step_scratch
 from megakernel_qwen.kernel.weights import KernelWeights

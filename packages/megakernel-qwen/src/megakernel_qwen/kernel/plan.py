@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from kda_mla_kernels.backend import RANKS
 from kda_mla_kernels.block import Block
 from kda_mla_kernels.embedding import EmbeddingRows
 from kda_mla_kernels.errors import ConfigError
@@ -21,7 +22,7 @@ from vmem_pool.stream import StreamPlan
 
 from megakernel_qwen.kernel.stream import head_columns, stream_plan
 from megakernel_qwen.kernel.weights import table_rows
-from megakernel_qwen.layout import RANKS, QwenLayout
+from megakernel_qwen.layout import QwenLayout
 
 __all__ = ["MAX_ROWS", "KernelModel", "StepPlan"]
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
+from kda_mla_kernels.backend import SPLIT, WHOLE, Fed
 from kda_mla_kernels.block import Block, Where
 from kda_mla_kernels.sampling import Sampling
 
@@ -25,8 +26,8 @@ from megakernel_qwen.kernel.plan import KernelModel, StepPlan
 from megakernel_qwen.kernel.step import Scalars, StepOutputs
 from megakernel_qwen.kernel.weights import KernelWeights
 from megakernel_qwen.xla.caches import Caches
-from megakernel_qwen.xla.forward import Layers, gather_logits
-from megakernel_qwen.xla.programs import SPLIT, WHOLE, Fed, Programs
+from megakernel_qwen.xla.forward import Layers
+from megakernel_qwen.xla.programs import Programs
 
 __all__ = ["KernelPrograms", "VerifyRecords", "interpreter_for"]
 
@@ -71,7 +72,7 @@ class KernelPrograms(Programs):
 
     def _gathered(self, logits: jax.Array) -> jax.Array:
         """Columns of the rank's head, padding included -> f32 [M, V] of all."""
-        return gather_logits(self.rank, logits[:, : self.rank.layout.vocab_rows])
+        return super()._gathered(logits[:, : self.rank.layout.vocab_rows])
 
     def _step(
         self, plan: StepPlan, weights: KernelWeights, caches: Caches, tokens: Any, where: Where

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from kda_mla_kernels.backend import RANKS
+from kda_mla_kernels.backend.budget import buffers, fit_ring
 from kda_mla_kernels.block import Where, by_sublanes
 from kda_mla_kernels.gdn.kernel import GdnMemory
 from kda_mla_kernels.gqa.kernel import GqaMemory
@@ -24,10 +26,8 @@ from kda_mla_kernels.head import best_of_shard
 from kda_mla_kernels.norm import rms_norm
 from vmem_pool.stream import Ring, Stream, StreamPlan, matvec, ring_scratch
 
-from megakernel_qwen.kernel.budget import buffers, fit_ring
 from megakernel_qwen.kernel.plan import StepPlan
 from megakernel_qwen.kernel.weights import KernelWeights, gate_rows, weight_shapes
-from megakernel_qwen.layout import RANKS
 
 __all__ = [
     "Scalars",

@@ -10,20 +10,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from kda_mla_kernels.errors import ConfigError
-from vmem_pool.errors import PlanError
-from vmem_pool.stream import Matrix, StreamPlan, choose_slot_bytes, plan_stream
+from kda_mla_kernels.backend.stream import deepest_stream
+from vmem_pool.stream import Matrix, StreamPlan
 from vmem_pool.tiling import LANES
 
 from megakernel_qwen.layout import QwenLayout
 
 __all__ = ["head_columns", "stream_plan"]
-
-MIN_SLOT_BYTES = 1 << 20
-RING_BYTES = 40 << 20
-"""VMEM that the ring may take: a TPU v7 core has 64 MiB, and the deeper the ring, the longer an
-exchange may last before HBM idles."""
-MAX_DEPTH = 32
 
 
 def head_columns(layout: QwenLayout) -> int:
@@ -59,25 +52,10 @@ def order(layout: QwenLayout) -> list[str]:
 
 
 @cache
-def stream_plan(layout: QwenLayout, dtype: Any, ring_bytes: int = RING_BYTES) -> StreamPlan:
-    """Slots of the size that wastes least, in the deepest ring that fits.
+def stream_plan(layout: QwenLayout, dtype: Any) -> StreamPlan:
+    """The stream in the deepest ring that may be wanted.
 
     Raises:
         ConfigError: some matrix is too large for any slot of the ring.
     """
-    kinds, names = segments(layout, dtype), order(layout)
-    used = {name: kinds[name] for name in dict.fromkeys(names)}
-    smallest = min(MIN_SLOT_BYTES, _bytes_of_a_step(used, names))
-    try:
-        slot_bytes = choose_slot_bytes(used, names, smallest)
-    except PlanError as error:
-        raise ConfigError(f"the weights of this model fit no ring of slots: {error}") from None
-    depth = MAX_DEPTH
-    while depth > 1 and depth * slot_bytes > ring_bytes:
-        depth //= 2
-    return plan_stream(used, names, slot_bytes=slot_bytes, depth=depth)
-
-
-def _bytes_of_a_step(kinds: dict[str, list[Matrix]], names: list[str]) -> int:
-    """Slots of small models need not be as large as those that a long stream wants."""
-    return int(sum(matrix.bytes for name in names for matrix in kinds[name])) // MAX_DEPTH
+    return deepest_stream(segments(layout, dtype), order(layout))

@@ -5,13 +5,14 @@ Letters: D hidden, B gate rows, N embedding rows of a rank; Nl linear layers, Nf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from kda_mla_kernels.backend import Track, place, untracked
 from kda_mla_kernels.checkpoint import Checkpoint
 from kda_mla_kernels.embedding import TABLE_ROWS
 from kda_mla_kernels.gdn.kernel import GdnVectors
@@ -20,7 +21,7 @@ from vmem_pool.stream import StreamPlan, slots
 
 from megakernel_qwen.kernel.stream import head_columns, stream_plan
 from megakernel_qwen.layout import QwenLayout
-from megakernel_qwen.weights import GdnWeights, GqaWeights, RankReader, place, rank_readers
+from megakernel_qwen.weights import GdnWeights, GqaWeights, RankReader, rank_readers
 
 __all__ = ["KernelWeights", "gate_rows", "load_kernel_weights", "table_rows", "weight_shapes"]
 
@@ -136,7 +137,7 @@ def load_kernel_weights(
     layout: QwenLayout,
     mesh: Mesh,
     dtype: np.dtype,
-    track: Callable[[Sequence[int], str], Iterator[int]] = lambda items, _: iter(items),
+    track: Track = untracked,
 ) -> KernelWeights:
     """Checks every tensor of the model, then reads and packs it, rank by rank.
 

@@ -13,64 +13,23 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from kda_mla_kernels import norm
+from kda_mla_kernels.backend import Batch, Memory, Passed, Slot, sum_over_ranks
 
 from megakernel_qwen.config import QwenConfig
-from megakernel_qwen.layout import RANKS
 from megakernel_qwen.weights import GdnWeights, LayerWeights
-from megakernel_qwen.xla.batch import Batch
-from megakernel_qwen.xla.caches import Caches, Records
-from megakernel_qwen.xla.mixers import (
-    Memory,
-    Rank,
-    Slot,
-    feed_forward,
-    gated_attention,
-    gated_delta_net,
-)
+from megakernel_qwen.xla.mixers import Rank, feed_forward, gated_attention, gated_delta_net
 
 __all__ = [
     "HeldLayers",
     "Layers",
-    "Stream",
-    "embed",
     "for_each_layer",
-    "gather_logits",
     "run_layers",
 ]
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Stream:
-    """What travels through the layers."""
-
-    hidden: jax.Array
-    """[M, D] the residual stream"""
-    features: jax.Array
-    """[F, M, D] the residual stream after each feature layer"""
-    caches: Caches
-    records: Records | None
-
-
-def sum_over_ranks(partial: jax.Array) -> jax.Array:
-    """f32 sum of every rank's partial result."""
-    return lax.psum(partial, RANKS)
-
-
-def embed(rank: Rank, table: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Rows of the sharded table: i32 [M] -> [M, D] in the activation dtype."""
-    rows_of_a_rank = rank.layout.vocab_rows
-    local = tokens - lax.axis_index(RANKS) * rows_of_a_rank
-    mine = (local >= 0) & (local < rows_of_a_rank)
-    rows = table[jnp.where(mine, local, 0)]
-    return rank.numerics.round(
-        sum_over_ranks(jnp.where(mine[:, None], rows, 0).astype(jnp.float32))
-    )
-
-
 def _layer(
-    rank: Rank, weights: LayerWeights, stream: Stream, batch: Batch, slot: Slot, memory: Memory
-) -> Stream:
+    rank: Rank, weights: LayerWeights, stream: Passed, batch: Batch, slot: Slot, memory: Memory
+) -> Passed:
     """``x <- x + mixer(norm(x))``, then ``x <- x + mlp(norm(x))``, each sum rounded."""
     numerics, eps = rank.numerics, rank.layout.config.rms_norm_eps
 
@@ -88,10 +47,10 @@ def _layer(
     x = add(x, partial)
     normed = norm.rms_norm(x, weights.mlp_gain, eps, numerics)
     x = add(x, feed_forward(rank, weights.mlp, normed))
-    return Stream(x, stream.features, *carry)
+    return Passed(x, stream.features, *carry)
 
 
-Body: TypeAlias = Callable[[Stream, LayerWeights, Slot, Slot], Stream]
+Body: TypeAlias = Callable[[Passed, LayerWeights, Slot, Slot], Passed]
 """``body(stream, weights, layer, slot)``"""
 
 
@@ -128,13 +87,13 @@ class HeldLayers:
         return part[index]
 
 
-def for_each_layer(config: QwenConfig, layers: Layers, stream: Stream, body: Body) -> Stream:
+def for_each_layer(config: QwenConfig, layers: Layers, stream: Passed, body: Body) -> Passed:
     """Runs the layers in order, unrolled or as a scan over periods."""
     kinds = config.layer_types[: layers.period]
     counts = {kind: kinds.count(kind) for kind in kinds}
     slots = [kinds[:i].count(kind) for i, kind in enumerate(kinds)]
 
-    def turn(stream: Stream, step: tuple[Slot, Any]) -> tuple[Stream, None]:
+    def turn(stream: Passed, step: tuple[Slot, Any]) -> tuple[Passed, None]:
         number, part = step
         for i, kind in enumerate(kinds):
             slot = number * counts[kind] + slots[i]
@@ -151,11 +110,11 @@ def for_each_layer(config: QwenConfig, layers: Layers, stream: Stream, body: Bod
 def run_layers(
     rank: Rank,
     layers: Layers,
-    stream: Stream,
+    stream: Passed,
     batch: Batch,
     memory: Memory,
     feature_layers: tuple[int, ...],
-) -> Stream:
+) -> Passed:
     """All decoder layers, keeping the residual stream after the feature layers."""
     config = rank.layout.config
     place = [len(feature_layers)] * config.num_layers  # behind the array: dropped
@@ -163,17 +122,11 @@ def run_layers(
         place[layer] = i
     places = jnp.array(place)
 
-    def body(stream: Stream, weights: LayerWeights, layer: Slot, slot: Slot) -> Stream:
+    def body(stream: Passed, weights: LayerWeights, layer: Slot, slot: Slot) -> Passed:
         stream = _layer(rank, weights, stream, batch, slot, memory)
         if not feature_layers:
             return stream
         kept = stream.features.at[places[layer]].set(stream.hidden, mode="drop")
-        return Stream(stream.hidden, kept, stream.caches, stream.records)
+        return Passed(stream.hidden, kept, stream.caches, stream.records)
 
     return for_each_layer(config, layers, stream, body)
-
-
-def gather_logits(rank: Rank, mine: jax.Array) -> jax.Array:
-    """f32 [M, vocabulary rows of the rank] of every rank -> f32 [M, V] on each."""
-    logits = lax.all_gather(mine, RANKS, axis=1, tiled=True)
-    return logits[:, : rank.layout.config.vocab_size]

@@ -1,44 +1,31 @@
 """The two token mixers and the feed-forward layer on one rank's share of the weights.
 
 Each takes M normed rows [M, D] and returns its f32 partial result [M, D], which the caller sums
-over ranks. How a gated delta net treats its state is the **memory** of the program: decode moves
-it by one token, prefill by a chunk, verify only records what it would do.
+over ranks. How a gated delta net treats
+its state is the memory of the program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from kda_mla_kernels import gdn, gqa, mlp, norm
+from kda_mla_kernels.backend import Batch, Carry, Memory, Slot, Window
 from kda_mla_kernels.numerics import Numerics
 
 from megakernel_qwen.layout import QwenLayout
 from megakernel_qwen.weights import GdnWeights, GqaWeights, MlpWeights
-from megakernel_qwen.xla.batch import Batch
-from megakernel_qwen.xla.caches import Caches, Records, layer_rows
+from megakernel_qwen.xla.caches import Caches
 
 __all__ = [
-    "Carry",
-    "Memory",
     "Rank",
-    "Slot",
-    "chunk_memory",
-    "decode_memory",
     "feed_forward",
     "gated_attention",
     "gated_delta_net",
-    "verify_memory",
 ]
-
-Slot: TypeAlias = jax.Array | int
-"""Index of a layer among those of its kind."""
-
-Carry: TypeAlias = tuple[Caches, Records | None]
 
 
 @dataclass(frozen=True)
@@ -48,65 +35,13 @@ class Rank:
     layout: QwenLayout
     numerics: Numerics
     held: np.dtype
-    """dtype that caches are held in, at least as wide as activations: see ``held_dtype``"""
+    """dtype that caches are held in, at least as wide as activations: see ``backend.held_dtype``"""
 
 
 def split_columns(x: jax.Array, widths: tuple[int, ...]) -> list[jax.Array]:
     """Cuts the last axis into parts of these widths."""
     ends = [sum(widths[: i + 1]) for i in range(len(widths) - 1)]
     return jnp.split(x, ends, axis=-1)
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class DeltaInput:
-    """What a memory gets from one gated delta net."""
-
-    window: jax.Array
-    """[S, W-1+T, C] convolution inputs: the tail before the call, then its T tokens"""
-    inputs: gdn.GdnInputs
-    """fields [M, ...]"""
-
-
-Memory: TypeAlias = Callable[[Carry, Slot, Batch, DeltaInput], tuple[Carry, jax.Array]]
-"""Returns the outputs f32 [M, Hv, V] beside what it carries on."""
-
-
-def decode_memory(carry: Carry, slot: Slot, batch: Batch, x: DeltaInput) -> tuple[Carry, jax.Array]:
-    """One token per row; rows that are not live keep their state."""
-    caches, records = carry
-    inputs = gdn.mask_tokens(x.inputs, batch.flat(batch.live))
-    # The states of all layers and rows are one list, so that the loop moves them where they are.
-    rows = caches.delta.shape[1]
-    states = caches.delta.reshape(-1, *caches.delta.shape[2:])
-    states, out, _ = gdn.recur(states, inputs, slot * rows + batch.query_rows)
-    tails = jnp.where(batch.live[..., None], x.window[:, 1:], x.window[:, :-1])
-    moved = replace(caches, delta=states.reshape(caches.delta.shape))
-    return (moved.put_tails(slot, batch.rows, tails), records), out
-
-
-def chunk_memory(carry: Carry, slot: Slot, batch: Batch, x: DeltaInput) -> tuple[Carry, jax.Array]:
-    """A chunk of tokens per sequence, live ones first."""
-    caches, records = carry
-    valid = jnp.sum(batch.live, axis=1)
-    states = layer_rows(caches.delta, slot, batch.rows)
-    states, out = gdn.chunked_delta_rule(states, jax.tree.map(batch.grid, x.inputs), valid)
-    inputs = x.window.shape[1] - batch.shape[1]
-    tails = jax.vmap(lambda w, n: jax.lax.dynamic_slice_in_dim(w, n, inputs))(x.window, valid)
-    moved = replace(caches, delta=caches.delta.at[slot, batch.state_rows].set(states))
-    return (moved.put_tails(slot, batch.rows, tails), records), batch.flat(out)
-
-
-def verify_memory(carry: Carry, slot: Slot, batch: Batch, x: DeltaInput) -> tuple[Carry, jax.Array]:
-    """Tokens one by one, as decode would feed them; the state stays, the steps are recorded."""
-    caches, records = carry
-    assert records is not None
-    inputs = gdn.mask_tokens(x.inputs, batch.flat(batch.live))
-    states = layer_rows(caches.delta, slot, batch.rows)
-    _, out, steps = gdn.recur(states, inputs, batch.owner)
-    fresh = Records(x.window, steps, records.tokens)
-    records = jax.tree.map(lambda old, new: old.at[slot].set(new), records, fresh)
-    return (caches, records), out
 
 
 def gated_delta_net(
@@ -132,7 +67,7 @@ def gated_delta_net(
     dims = (config.linear_key_head_dim, config.linear_value_head_dim)
     q, k, v = gdn.split_heads(channels, layout.key_heads, dims[0], layout.value_heads, dims[1])
     log_decay, beta = gdn.gates(a, b, weights.a_log, weights.dt_bias, numerics)
-    given = DeltaInput(line, gdn.GdnInputs(q, k, v, log_decay, beta))
+    given = Window(line, gdn.GdnInputs(q, k, v, log_decay, beta))
     carry, out = memory(carry, slot, batch, given)
     heads = (layout.value_heads, config.linear_value_head_dim)
     gated = norm.gated_rms_norm(

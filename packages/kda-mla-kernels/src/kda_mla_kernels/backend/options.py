@@ -6,68 +6,64 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
+from typing import Any
 
 import jax
 import numpy as np
+
 from kda_mla_kernels.errors import ConfigError
+from kda_mla_kernels.gqa import KEY_BLOCK
+from kda_mla_kernels.model import ModelInfo
 from kda_mla_kernels.numerics import BF16, F32, Numerics
 
-from megakernel_qwen.backend import cache_slots
-from megakernel_qwen.config import QwenConfig
-from megakernel_qwen.layout import QwenLayout
-from megakernel_qwen.xla.caches import cache_shapes
+__all__ = ["MAX_CHUNK", "LoadOptions", "cache_slots", "choose_devices"]
 
-__all__ = ["LoadOptions", "choose_devices"]
-
+MAX_CHUNK = 1024
+"""Tokens of the longest prefill chunk."""
 _DEFAULT_CONTEXT = 4096
+
+
+def cache_slots(context: int) -> int:
+    """Positions that caches have room for: whole blocks of the attention loop."""
+    return -(-context // KEY_BLOCK) * KEY_BLOCK
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """The shape of a loaded model.
+    """The shape of a loaded model. Made by :meth:`of`."""
 
-    Raises:
-        ConfigError: a value outside what the model allows; the message names both.
-    """
-
-    config: QwenConfig
     numerics: Numerics
     max_rows: int
     max_context: int
     feature_layers: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        limit, layers = self.config.max_position_embeddings, self.config.num_layers
-        if self.max_rows < 1:
-            raise ConfigError(f"max_rows {self.max_rows} must be at least 1")
-        if not 1 <= self.max_context <= limit:
-            raise ConfigError(f"a context of {self.max_context} positions lies outside 1..{limit}")
-        wrong = [layer for layer in self.feature_layers if not 0 <= layer < layers]
-        if wrong:
-            raise ConfigError(f"feature layer {wrong[0]} lies outside 0..{layers - 1}")
-        if len(set(self.feature_layers)) < len(self.feature_layers):
-            raise ConfigError(f"feature layers {list(self.feature_layers)} must be distinct")
-
     @classmethod
     def of(
         cls,
-        config: QwenConfig,
         platform: str,
         *,
+        longest_context: int,
+        last_feature: int,
         numerics: str,
         max_rows: int,
         max_context: int | None,
         feature_layers: Sequence[int],
     ) -> LoadOptions:
-        """Fills in defaults: f32 on CPU and bf16 elsewhere; a context of at most 4096."""
+        """Fills in defaults: f32 on CPU and bf16 elsewhere; a context of at most 4096.
+
+        Args:
+            longest_context, last_feature: what the model allows; the others as in the protocol.
+
+        Raises:
+            ConfigError: a value outside what the model allows; the message names both.
+        """
         policies = {"f32": F32, "bf16": BF16, "auto": F32 if platform == "cpu" else BF16}
         if numerics not in policies:
             raise ConfigError(f"numerics {numerics!r} must be one of {', '.join(policies)}")
         if max_context is None:
-            max_context = min(config.max_position_embeddings, _DEFAULT_CONTEXT)
+            max_context = min(longest_context, _DEFAULT_CONTEXT)
         try:
-            return cls(
-                config,
+            options = cls(
                 policies[numerics],
                 index(max_rows),
                 index(max_context),
@@ -78,20 +74,36 @@ class LoadOptions:
                 f"max_rows {max_rows!r}, max_context {max_context!r} and feature_layers"
                 f" {feature_layers!r} must be whole numbers"
             ) from None
+        options._check(longest_context, last_feature)
+        return options
 
-    def check_memory(
-        self, layout: QwenLayout, devices: Sequence[jax.Device], held: np.dtype
-    ) -> None:
+    def _check(self, longest_context: int, last_feature: int) -> None:
+        if self.max_rows < 1:
+            raise ConfigError(f"max_rows {self.max_rows} must be at least 1")
+        if not 1 <= self.max_context <= longest_context:
+            raise ConfigError(
+                f"a context of {self.max_context} positions lies outside 1..{longest_context}"
+            )
+        wrong = [layer for layer in self.feature_layers if not 0 <= layer <= last_feature]
+        if wrong:
+            raise ConfigError(f"feature layer {wrong[0]} lies outside 0..{last_feature}")
+        if len(set(self.feature_layers)) < len(self.feature_layers):
+            raise ConfigError(f"feature layers {list(self.feature_layers)} must be distinct")
+
+    @property
+    def slots(self) -> int:
+        """Positions that the caches of a row have room for."""
+        return cache_slots(self.max_context)
+
+    def check_memory(self, shapes: Any, devices: Sequence[jax.Device]) -> None:
         """Refuses a state that cannot fit, before weights are read.
 
         Args:
-            held: dtype of the caches.
+            shapes: of one rank's caches, a pytree of ``jax.ShapeDtypeStruct``.
 
         Raises:
             ConfigError: naming rows and context, the bytes they need and the bytes there are.
         """
-        slots = cache_slots(self.max_context)
-        shapes = cache_shapes(layout, self.max_rows, slots, held)
         sizes = [leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(shapes)]
         needed, there = sum(sizes) * _ranks_sharing(devices), _memory_bytes(devices[0])
         if there is not None and needed > there:
@@ -99,6 +111,19 @@ class LoadOptions:
                 f"{self.max_rows} rows of {self.max_context} positions need {needed:,} bytes of"
                 f" state, but there are {there:,}; take fewer rows or a smaller context"
             )
+
+    def describe(self, weights: Any, ranks: int, **model: Any) -> ModelInfo:
+        """What a driver must know; ``model`` holds the fields that the model alone decides."""
+        return ModelInfo(
+            numerics=self.numerics.name,
+            ranks=ranks,
+            weight_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(weights)),
+            max_rows=self.max_rows,
+            max_context=self.max_context,
+            max_chunk=min(MAX_CHUNK, self.max_context),
+            feature_layers=self.feature_layers,
+            **model,
+        )
 
 
 def choose_devices(devices: Sequence[jax.Device] | None) -> list[jax.Device]:

@@ -42,6 +42,14 @@ class Numerics:
         """``x [..., K] · table [N, K]ᵀ -> f32 [..., N]``, for embedding-shaped heads."""
         return self._contract(x, table, 1)
 
+    def dot_each(self, x: jax.Array, weights: jax.Array) -> jax.Array:
+        """``x [B, M, K] · weights [B, K, N] -> f32 [B, M, N]``, as :meth:`dot` for each of B."""
+        return self._contract(x, weights, 1, batch=True)
+
+    def dot_rows_each(self, x: jax.Array, tables: jax.Array) -> jax.Array:
+        """``x [B, M, K] · tables [B, N, K]ᵀ -> f32 [B, M, N]``, likewise for :meth:`dot_rows`."""
+        return self._contract(x, tables, 2, batch=True)
+
     def einsum(self, formula: str, a: jax.Array, b: jax.Array) -> jax.Array:
         """A product of two rounded activations, f32.
 
@@ -51,12 +59,15 @@ class Numerics:
         wide = (self.round(a).astype(jnp.float32), self.round(b).astype(jnp.float32))
         return jnp.einsum(formula, *wide, precision=self.precision)
 
-    def _contract(self, x: jax.Array, weights: jax.Array, axis: int) -> jax.Array:
+    def _contract(
+        self, x: jax.Array, weights: jax.Array, axis: int, batch: bool = False
+    ) -> jax.Array:
         wide = weights.dtype == jnp.float32
+        batched = ((0,), (0,)) if batch else ((), ())
         return lax.dot_general(
             self.round(x).astype(weights.dtype),
             weights,
-            (((x.ndim - 1,), (axis,)), ((), ())),
+            (((x.ndim - 1,), (axis,)), batched),
             precision=lax.Precision.HIGHEST if wide else self.precision,
             preferred_element_type=jnp.float32,
         )

@@ -8,16 +8,24 @@ from kda_mla_kernels.moe.latent import (
     MlpWeights,
     latent_moe,
 )
+from kda_mla_kernels.moe.packed import (
+    HeldExperts,
+    PackedExperts,
+    packed_experts,
+    packed_experts_in_tiles,
+)
 from kda_mla_kernels.moe.router import RouterRule, Routes, choose, dense_weights, router_scores
 from kda_mla_kernels.moe.routes import SortedRoutes, sort_routes
 from kda_mla_kernels.moe.top_k import top_k_mask
 
 __all__ = [
     "ExpertWeights",
+    "HeldExperts",
     "LatentMoeRule",
     "LatentMoeTrace",
     "LatentMoeWeights",
     "MlpWeights",
+    "PackedExperts",
     "RouterRule",
     "Routes",
     "SortedRoutes",
@@ -25,6 +33,8 @@ __all__ = [
     "dense_weights",
     "every_expert",
     "latent_moe",
+    "packed_experts",
+    "packed_experts_in_tiles",
     "router_scores",
     "sort_routes",
     "sorted_experts",

@@ -6,8 +6,10 @@ from kda_mla_kernels.quant.mxfp4 import (
     NotLosslessError,
     decode,
     decode_fp8,
+    decode_halves,
     decode_jax,
     decode_scales,
+    evens_first,
     to_block_fp8,
     unpack,
 )
@@ -18,8 +20,10 @@ __all__ = [
     "NotLosslessError",
     "decode",
     "decode_fp8",
+    "decode_halves",
     "decode_jax",
     "decode_scales",
+    "evens_first",
     "to_block_fp8",
     "unpack",
 ]

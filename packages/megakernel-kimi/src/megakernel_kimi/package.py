@@ -1,0 +1,151 @@
+"""The entry point of the family: names, defaults and loading."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from kda_mla_kernels.backend import (
+    RANKS,
+    BackendModel,
+    LoadOptions,
+    choose_devices,
+    held_dtype,
+    progress_bar,
+)
+from kda_mla_kernels.checkpoint import Checkpoint, open_checkpoint
+from kda_mla_kernels.errors import CheckpointError, ConfigError
+from kda_mla_kernels.model import GenerationDefaults
+from tpu_collectives import Topology, TopologyError
+
+from megakernel_kimi.chat import KimiChatFormat
+from megakernel_kimi.config import KimiConfig
+from megakernel_kimi.layout import KimiLayout, legal_ranks
+from megakernel_kimi.loading import load_weights
+from megakernel_kimi.tensors import count_parameters
+from megakernel_kimi.tokenizer import KimiTokenizer, load_tokenizer
+from megakernel_kimi.xla.caches import cache_shapes
+from megakernel_kimi.xla.programs import Programs
+from megakernel_kimi.xla.rank import Rank
+
+__all__ = [
+    "default_repo",
+    "embedded_checkpoint",
+    "family",
+    "load",
+    "model_types",
+    "variable_prefix",
+]
+
+family = "kimi"
+model_types = frozenset({"kimi_k3", "kimi_linear"})
+default_repo = "moonshotai/Kimi-K3"
+variable_prefix = "KIMI"
+
+
+def embedded_checkpoint() -> Path:
+    """This package ships no small checkpoint yet.
+
+    Raises:
+        CheckpointError: always.
+    """
+    raise CheckpointError(
+        "megakernel-kimi ships no small checkpoint; name a folder or repository instead"
+    )
+
+
+def load(
+    checkpoint: str | Path,
+    *,
+    revision: str | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    backend: Literal["auto", "xla", "megakernel"] = "auto",
+    numerics: Literal["auto", "f32", "bf16"] = "auto",
+    max_rows: int = 8,
+    max_context: int | None = None,
+    feature_layers: Sequence[int] = (),
+    progress: bool = False,
+    expert_tp: int | None = None,
+) -> BackendModel:
+    """Loads a checkpoint of the family; arguments and errors as in the model protocol.
+
+    Args:
+        feature_layers: layers whose entering prefix is kept: the sum inside the current block of
+            the attention residual before the layer stores or changes it. The number of layers
+            stands for the prefix after the last one.
+        expert_tp: ranks that share one routed expert; default: as many as can.
+    """
+    _check_backend(backend)
+    opened = open_checkpoint(checkpoint, revision, progress=progress)
+    config = KimiConfig.from_dict(opened.config)
+    ranks = choose_devices(devices)
+    layout = KimiLayout.of(config, len(ranks), lanes=_lanes(ranks), expert_tp=expert_tp)
+    options = LoadOptions.of(
+        ranks[0].platform,
+        longest_context=config.max_position_embeddings,
+        last_feature=config.num_hidden_layers,
+        numerics=numerics,
+        max_rows=max_rows,
+        max_context=max_context,
+        feature_layers=feature_layers,
+    )
+    held = held_dtype(options.numerics, ranks[0].platform)
+    shapes = cache_shapes(layout, options.max_rows, options.slots, held)
+    options.check_memory(shapes, ranks)
+    tokenizer = _tokenizer(opened, config)
+    chat_format = KimiChatFormat(tokenizer) if tokenizer else None
+    stops = frozenset() if config.eos_token_id is None else frozenset({config.eos_token_id})
+    stops |= chat_format.stop_ids if chat_format else frozenset()
+    generation = GenerationDefaults.from_json(opened.json("generation_config.json"), stops)
+
+    mesh = Mesh(np.array(ranks), (RANKS,))
+    programs = Programs(
+        rank=Rank(layout, options.numerics, held),
+        mesh=mesh,
+        rows=options.max_rows,
+        slots=options.slots,
+        feature_layers=options.feature_layers,
+    )
+    weights = load_weights(opened, layout, mesh, held, progress_bar(progress))
+    info = options.describe(
+        weights,
+        len(ranks),
+        family=family,
+        name=opened.name,
+        backend="xla",
+        legal_ranks=legal_ranks(config),
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_hidden_layers,
+        parameters=count_parameters(config).total,
+    )
+    text_side = tokenizer.control if tokenizer else None
+    return BackendModel(info, generation, chat_format, text_side, weights, programs)
+
+
+def _check_backend(backend: str) -> None:
+    if backend not in ("auto", "xla", "megakernel"):
+        raise ConfigError(f"backend {backend!r} does not exist for this family; use xla or auto")
+    if backend == "megakernel":
+        raise ConfigError("backend 'megakernel' does not exist for this family yet; use xla")
+
+
+def _lanes(devices: Sequence[jax.Device]) -> int | None:
+    """Ranks of a host of a TPU slice; None where there are no hosts to respect."""
+    if devices[0].platform != "tpu":
+        return None
+    try:
+        return Topology.from_devices(devices).ranks_per_host
+    except TopologyError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _tokenizer(checkpoint: Checkpoint, config: KimiConfig) -> KimiTokenizer | None:
+    """None if the checkpoint has none: weights alone take token ids and give token ids."""
+    if not (checkpoint.folder / "tiktoken.model").exists():
+        return None
+    return load_tokenizer(checkpoint.folder, vocab_size=config.vocab_size)

@@ -1,0 +1,116 @@
+"""The two attentions on one rank's heads.
+
+Each takes M normed rows [M, D] and returns its f32 partial result [M, D], which the caller sums
+over ranks. How a KDA layer treats its state is the memory of the program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from kda_mla_kernels import kda, mla, norm
+from kda_mla_kernels.backend import Batch, Carry, Memory, Slot, Window
+from kda_mla_kernels.gqa import KEY_BLOCK
+
+from megakernel_kimi.weights import KdaWeights, MlaWeights
+from megakernel_kimi.xla.caches import Caches
+from megakernel_kimi.xla.rank import Rank, split_columns
+
+__all__ = ["delta_attention", "latent_attention"]
+
+
+def delta_attention(
+    rank: Rank,
+    weights: KdaWeights,
+    x: jax.Array,
+    batch: Batch,
+    carry: Carry,
+    slot: Slot,
+    memory: Memory,
+) -> tuple[jax.Array, Carry]:
+    """Input projection, short convolution, delta rule, gated norm, output projection."""
+    layout, config, numerics = rank.layout, rank.layout.config, rank.numerics
+    heads = (layout.kda_heads, config.kda_head_dim)
+    mixed, gate, write, low = split_columns(rank.project(x, weights.in_proj), layout.kda_columns)
+    rate = rank.project(low, weights.decay)
+    # Everything of one token alone is computed flat, in a shape that does not depend on S and T;
+    # only the delta rule sees sequences.
+    taps = config.conv_kernel_size
+    tails = carry[0].tails_of(slot, batch.rows, taps - 1)
+    line = jnp.concatenate([tails, batch.grid(mixed).astype(rank.held)], axis=1)
+    channels = kda.convolve(batch.flat(kda.token_windows(line, taps)), weights.taps, numerics)
+    q, k, v = (part.reshape(-1, *heads) for part in jnp.split(channels, 3, axis=-1))
+    q, k = kda.unit_heads(q, k)
+    log_decay, beta = kda.gates(
+        rate.reshape(-1, *heads), write, weights.a_log, weights.dt_bias, config.gate_lower_bound
+    )
+    inputs = kda.DeltaInputs(q, k, v.astype(jnp.float32), log_decay, beta)
+    carry, out = memory(carry, slot, batch, Window(line, inputs))
+    gated = norm.sigmoid_gated_rms_norm(
+        numerics.round(out),
+        gate.reshape(-1, *heads),
+        weights.norm,
+        config.rms_norm_eps,
+        numerics,
+    )
+    return numerics.dot(gated.reshape(-1, layout.kda_width), weights.out_proj), carry
+
+
+def _write(caches: Caches, slot: Slot, batch: Batch, rows: jax.Array) -> Caches:
+    """Puts cache rows [S, T, C + S] of the live tokens at their positions."""
+    # Tokens that are not live go to a position behind the cache, which drops them.
+    positions = jnp.where(batch.live, batch.positions, caches.slots)
+    where = caches.latents.at[slot, batch.state_rows[:, None], positions]
+    return replace(caches, latents=where.set(rows.astype(caches.latents.dtype), mode="drop"))
+
+
+def _fetch(caches: Caches, slot: Slot, rows: jax.Array, block: int) -> mla.FetchRows:
+    """A reader of blocks that leaves the cache where it is."""
+
+    def fetch(index: jax.Array) -> jax.Array:
+        width = caches.latents.shape[-1]
+        sizes = (1, caches.latents.shape[1], block, width)
+        found = lax.dynamic_slice(caches.latents, (slot, 0, index * block, 0), sizes)
+        return found[0, rows]
+
+    return fetch
+
+
+def latent_attention(
+    rank: Rank, weights: MlaWeights, x: jax.Array, batch: Batch, carry: Carry, slot: Slot
+) -> tuple[jax.Array, Carry]:
+    """Low-rank queries and cache rows, absorbed attention, output gate, output projection."""
+    layout, config, numerics = rank.layout, rank.layout.config, rank.numerics
+    queries, row, gate = split_columns(rank.project(x, weights.in_proj), layout.mla_columns)
+    low, row = rank.gather(
+        jnp.concatenate([queries, row], axis=-1),
+        (
+            (layout.query_columns, config.q_lora_rank),
+            (layout.row_columns, config.mla_cache_width),
+        ),
+    )
+    eps = config.lora_norm_eps
+    low = norm.stepwise_rms_norm(low, weights.q_norm, eps, numerics)
+    q = rank.project(low, weights.q_b).reshape(-1, layout.mla_heads, config.qk_head_dim)
+    latent, shared = jnp.split(row, [config.kv_lora_rank], axis=-1)
+    latent = norm.stepwise_rms_norm(latent, weights.row_norm, eps, numerics)
+
+    caches, records = carry
+    fresh = jnp.concatenate([latent, shared], axis=-1)
+    caches = _write(caches, slot, batch, batch.grid(fresh))
+    block = min(KEY_BLOCK, caches.slots)
+    shape = mla.MlaShape(config.qk_nope_head_dim, config.qk_rope_head_dim, config.kv_lora_rank)
+    part = mla.attend_blocked(
+        mla.absorb(batch.queries(q), weights.up, numerics),
+        _fetch(caches, slot, batch.query_rows, block),
+        mla.Share(block, caches.slots // block),
+        batch.queries(batch.flat(batch.positions)),
+        shape,
+        numerics,
+    )
+    out = batch.answers(mla.finish(part, weights.up, numerics))
+    gated = mla.output_gate(out, gate.reshape(out.shape), numerics)
+    return numerics.dot(gated.reshape(-1, layout.value_width), weights.out_proj), (caches, records)

@@ -1,0 +1,53 @@
+"""What sequences leave behind, per rank.
+
+Letters: R rows, L context slots, W convolution taps, H KDA heads, K their dim, C latent width, S
+shared key dims; Nk KDA layers, Nm MLA layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from kda_mla_kernels.backend import DeltaCaches
+
+from megakernel_kimi.layout import KimiLayout
+
+__all__ = ["Caches", "cache_shapes"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Caches(DeltaCaches):
+    """The state of all rows on one rank: arrays, or their shapes before they exist.
+
+    ``tail`` is [Nk, R, tail rows, 3 H K] and ``delta`` f32 [Nk, R, H, K, K].
+    """
+
+    latents: Any
+    """[Nm, R, L, C + S] normed latents and shared key dims, the same on every rank"""
+
+    @property
+    def slots(self) -> int:
+        """L."""
+        return self.latents.shape[-2]
+
+    def position_axes(self) -> Any:
+        """See the base class."""
+        return Caches(tail=0, delta=0, latents=-2)
+
+
+def cache_shapes(layout: KimiLayout, rows: int, slots: int, held: jnp.dtype) -> Caches:
+    """Shapes and dtypes of one rank's caches, as a pytree of ``jax.ShapeDtypeStruct``."""
+    config = layout.config
+    linear, latent = len(config.kda_layers), len(config.mla_layers)
+    dim, width = config.kda_head_dim, 3 * layout.kda_width
+    # A tail has its W-1 inputs, then padding to a power of two, which tiles add anyway.
+    tail_rows = 1 << (config.conv_kernel_size - 2).bit_length()
+    return Caches(
+        tail=jax.ShapeDtypeStruct((linear, rows, tail_rows, width), held),
+        delta=jax.ShapeDtypeStruct((linear, rows, layout.kda_heads, dim, dim), jnp.float32),
+        latents=jax.ShapeDtypeStruct((latent, rows, slots, config.mla_cache_width), held),
+    )

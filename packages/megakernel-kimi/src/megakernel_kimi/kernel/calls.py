@@ -1,0 +1,129 @@
+"""The two Pallas calls: the step, which reads the state, and the commit, which writes it.
+
+A kernel that exchanges with other ranks and aliases its state would get two copies of the state in
+every program; a step that only reads and a commit that exchanges nothing get none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, cast
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from kda_mla_kernels.backend.budget import VMEM_LIMIT_BYTES
+from kda_mla_kernels.block import Where
+from kda_mla_kernels.commit import Accepted, commit_in_place
+from kda_mla_kernels.kda.kernel import KdaMemory, KdaVectors
+from kda_mla_kernels.mla.kernel import MlaMemory
+from kda_mla_kernels.moe.kernel import ExpertImages
+
+from megakernel_kimi.kernel.plan import StepPlan
+from megakernel_kimi.kernel.refs import Memory, Scalars, StepOutputs, step_scratch
+from megakernel_kimi.kernel.step import run_step
+from megakernel_kimi.kernel.weights import KernelWeights
+
+__all__ = ["KernelRecords", "call_commit", "call_step"]
+
+STEP_COLLECTIVE_ID = 0
+
+_SMEM = pl.BlockSpec(memory_space=pltpu.SMEM)
+_VMEM = pl.BlockSpec(memory_space=pltpu.VMEM)
+_HBM = pl.BlockSpec(memory_space=pltpu.HBM)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KernelRecords:
+    """What a step would have done to the state."""
+
+    kda: Any
+    """f32 [Nk, P, record width]"""
+    mla: Any
+    """[Nm, P, record width]"""
+
+
+def call_step(
+    plan: StepPlan, weights: KernelWeights, memory: Memory, scalars: Scalars, interpret: Any
+) -> StepOutputs:
+    """Runs the step on this rank; all ranks must do so.
+
+    Args:
+        weights, memory: this rank's; memory is read only.
+        scalars: arrays.
+        interpret: as in ``pallas_call``.
+    """
+    block = plan.block
+
+    def kernel(
+        scalars: Scalars, weights: KernelWeights, memory: Memory, out: StepOutputs, scratch: Any
+    ) -> None:
+        run_step(plan, scalars, weights, memory, out, scratch)
+
+    return pl.pallas_call(
+        kernel,
+        name=f"kimi_step_s{block.sequences}_t{block.tokens}",
+        out_shape=StepOutputs(**plan.output_shapes()),
+        in_specs=[Scalars(_SMEM, Where(_SMEM, _SMEM), _SMEM), _weight_specs(), _memory_specs()],
+        out_specs=StepOutputs(_VMEM, _VMEM, _VMEM, _HBM, _HBM),
+        scratch_shapes=[cast(Any, step_scratch(plan))],
+        compiler_params=plan.barrier.compiler_params(
+            STEP_COLLECTIVE_ID, checks=bool(interpret), vmem_limit_bytes=VMEM_LIMIT_BYTES
+        ),
+        interpret=interpret,
+    )(scalars, weights, memory)
+
+
+def call_commit(
+    plan: StepPlan,
+    memory: Memory,
+    records: KernelRecords,
+    where: Where,
+    accepted: jax.Array,
+    interpret: Any,
+) -> Memory:
+    """Moves every sequence of the block by its first accepted tokens, in place.
+
+    Args:
+        memory: this rank's, donated.
+        accepted: i32 [S].
+    """
+
+    def body(
+        scratch: Any, memory: Memory, records: KernelRecords, where: Where, counts: Any
+    ) -> None:
+        plan.replay(scratch[0], memory.kda, records.kda, where, counts)
+        plan.latents(scratch[1], memory.mla, records.mla, where, counts)
+
+    return commit_in_place(
+        f"kimi_commit_s{plan.block.sequences}_t{plan.block.tokens}",
+        body,
+        (plan.replay.scratch(), plan.latents.scratch()),
+        memory,
+        Accepted(where, accepted, records),
+        compiler_params=pltpu.CompilerParams(
+            vmem_limit_bytes=VMEM_LIMIT_BYTES,
+            disable_bounds_checks=not interpret,
+            disable_semaphore_checks=not interpret,
+        ),
+        interpret=interpret,
+    )
+
+
+def _memory_specs() -> Memory:
+    return Memory(KdaMemory(_HBM, _HBM), MlaMemory(_HBM, _HBM))
+
+
+def _weight_specs() -> KernelWeights:
+    """Large arrays stay in HBM; small vectors are copied to VMEM before the kernel."""
+    return KernelWeights(
+        image=_HBM,
+        experts=ExpertImages(_HBM, _HBM, _HBM),
+        embedding=_HBM,
+        hidden=_HBM,
+        beta=_HBM,
+        router=_HBM,
+        low_gain=_VMEM,
+        kda=KdaVectors(*(_VMEM for _ in fields(KdaVectors))),
+    )

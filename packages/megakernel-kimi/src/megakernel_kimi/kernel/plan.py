@@ -1,0 +1,324 @@
+"""Everything about a decode kernel that is fixed before it is traced: its stages and its sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from kda_mla_kernels.backend import RANKS
+from kda_mla_kernels.block import Block
+from kda_mla_kernels.embedding import TABLE_ROWS, EmbeddingRows
+from kda_mla_kernels.errors import ConfigError
+from kda_mla_kernels.kda.kernel import KdaShape, KimiDeltaAttention, Replay
+from kda_mla_kernels.mla import MlaShape
+from kda_mla_kernels.mla.kernel import LatentAttention, LatentCommit, default_tile, record_width
+from kda_mla_kernels.mlp import Activation, situ
+from kda_mla_kernels.mlp.kernel import FeedForward
+from kda_mla_kernels.moe import RouterRule
+from kda_mla_kernels.moe.kernel import ExpertShape, RoutedExperts
+from kda_mla_kernels.numerics import Numerics
+from kda_mla_kernels.residual.kernel import Residual
+from tpu_collectives import AllReduce, ArgMax, Barrier, Topology
+from vmem_pool.stream import StreamPlan
+
+from megakernel_kimi.kernel.lanes import LaneGather
+from megakernel_kimi.kernel.stream import head_columns, stream_plan
+from megakernel_kimi.layout import KimiLayout
+
+__all__ = ["MAX_ROWS", "KernelModel", "LayerTable", "StepPlan"]
+
+MAX_ROWS = 16
+"""Rows of a step: those of one 16-bit tile."""
+
+
+@dataclass(frozen=True)
+class LayerTable:
+    """What the kernel looks up for each layer: i32 [layers] each, in SMEM as one table."""
+
+    is_mla: Any
+    """1 where the mixer is MLA"""
+    mixer: Any
+    """index among the mixers of its kind"""
+    is_dense: Any
+    """1 where the feed-forward part is dense"""
+    feed_forward: Any
+    """index among the feed-forward parts of its kind"""
+    sums: Any
+    """sums of hidden rows before this layer"""
+    blocks: Any
+    """residual blocks that are finished when the mixer reads"""
+    closes: Any
+    """1 where a block is closed behind the mixer's read"""
+    feature: Any
+    """index among the feature layers, or their number where it is none"""
+
+
+@dataclass(frozen=True)
+class KernelModel:
+    """What all kernels of a loaded model share.
+
+    Attributes:
+        layout: the model's share of one rank.
+        numerics: the policy; weights, caches and the wire have its activation dtype.
+        topology: the ranks.
+        slots: L, cache slots of a row.
+        feature_layers: layers whose entering prefix is kept.
+        form: container of the experts, ``mxfp4`` or ``fp8``.
+        chunk: entries of routed experts that are worked on together.
+
+    Raises:
+        ConfigError: a model that lacks one of the kinds of layers, or lanes that are not the
+            ranks of a host.
+    """
+
+    layout: KimiLayout
+    numerics: Numerics
+    topology: Topology
+    slots: int
+    feature_layers: tuple[int, ...] = ()
+    form: Any = "mxfp4"
+    chunk: int = 16
+
+    def __post_init__(self) -> None:
+        config = self.layout.config
+        kinds = {
+            "KDA": config.kda_layers,
+            "MLA": config.mla_layers,
+            "dense": config.dense_layers,
+            "mixture-of-experts": config.moe_layers,
+        }
+        missing = [name for name, layers in kinds.items() if not layers]
+        if missing:
+            raise ConfigError(
+                "the megakernel backend takes models with layers of all kinds, and this one has no"
+                f" {' and no '.join(missing)} layer; take backend xla"
+            )
+        lanes = self.topology.ranks // self.topology.hosts
+        if (self.topology.ranks, lanes) != (self.layout.ranks, self.layout.lanes):
+            raise ConfigError(
+                f"the layout has {self.layout.ranks} ranks in hosts of {self.layout.lanes}, the"
+                f" topology {self.topology.ranks} in hosts of {lanes}; they must agree"
+            )
+
+    @property
+    def held(self) -> jnp.dtype:
+        """Dtype of weights, tails and latents."""
+        return jnp.dtype(self.numerics.activation)
+
+    @cached_property
+    def stream(self) -> StreamPlan:
+        """The weight stream."""
+        return stream_plan(self.layout, self.held)
+
+    @cached_property
+    def kda_shape(self) -> KdaShape:
+        """KDA heads of one rank."""
+        config, heads = self.layout.config, self.layout.kda_heads
+        taps, dim = config.conv_kernel_size, config.kda_head_dim
+        return KdaShape(heads, heads, dim, dim, taps, _tail_rows(taps) - taps + 1)
+
+    @cached_property
+    def mla_shape(self) -> MlaShape:
+        """Widths of latent attention."""
+        config = self.layout.config
+        return MlaShape(config.qk_nope_head_dim, config.qk_rope_head_dim, config.kv_lora_rank)
+
+    @cached_property
+    def expert_shape(self) -> ExpertShape:
+        """Routed experts of one rank."""
+        layout = self.layout
+        latent = layout.config.routed_expert_hidden_size
+        return ExpertShape(latent, layout.expert_channels, layout.experts, self.form)
+
+    @property
+    def activation(self) -> Activation:
+        """SiTU with the model's caps."""
+        config = self.layout.config
+        return partial(
+            situ,
+            beta=config.situ_beta,
+            linear_beta=config.situ_linear_beta,
+            numerics=self.numerics,
+        )
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        """i32 [fields of LayerTable, layers]."""
+        config = self.layout.config
+        layers = range(config.num_hidden_layers)
+        dense = [int(layer in set(config.dense_layers)) for layer in layers]
+        none = len(self.feature_layers)
+        feature = {layer: at for at, layer in enumerate(self.feature_layers)}
+        columns = LayerTable(
+            is_mla=[int(config.layer_kind(layer) == "mla") for layer in layers],
+            mixer=[config.attention_index(layer) for layer in layers],
+            is_dense=dense,
+            feed_forward=[dense[:layer].count(dense[layer]) for layer in layers],
+            # One of the embedding, then one of each mixer and of each dense layer.
+            sums=[1 + layer + sum(dense[:layer]) for layer in layers],
+            blocks=[config.blocks_before_attention(layer) for layer in layers],
+            closes=[int(config.starts_block(layer)) for layer in layers],
+            feature=[feature.get(layer, none) for layer in layers],
+        )
+        return np.array(list(vars(columns).values()), np.int32)
+
+
+def _tail_rows(taps: int) -> int:
+    """A power of two that holds the inputs a convolution remembers."""
+    return 1 << (taps - 2).bit_length()
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The stages of a step over one block of tokens.
+
+    Raises:
+        ConfigError: more than 16 rows.
+    """
+
+    model: KernelModel
+    block: Block
+
+    def __post_init__(self) -> None:
+        if self.block.rows > MAX_ROWS:
+            raise ConfigError(
+                f"the megakernel backend takes at most {MAX_ROWS} rows, not {self.block.rows};"
+                " take fewer, or backend xla"
+            )
+
+    @cached_property
+    def embedding(self) -> EmbeddingRows:
+        layout = self.model.layout
+        rows = -(-layout.vocab_rows // TABLE_ROWS) * TABLE_ROWS
+        return EmbeddingRows(self.block, rows, layout.config.hidden_size, self.model.held)
+
+    @cached_property
+    def residual(self) -> Residual:
+        config, numerics = self.model.layout.config, self.model.numerics
+        sizes = config.hidden_size, config.num_blocks, config.rms_norm_eps
+        return Residual(self.block, *sizes, numerics)
+
+    @cached_property
+    def kda(self) -> KimiDeltaAttention:
+        model = self.model
+        config = model.layout.config
+        return KimiDeltaAttention(
+            model.kda_shape,
+            self.block,
+            model.numerics,
+            config.rms_norm_eps,
+            model.held,
+            config.gate_lower_bound,
+        )
+
+    @cached_property
+    def mla(self) -> LatentAttention:
+        model = self.model
+        return LatentAttention(
+            model.mla_shape,
+            model.layout.mla_heads,
+            self.block,
+            model.numerics,
+            model.held,
+            model.slots,
+            default_tile(model.mla_shape, model.held, model.slots),
+        )
+
+    @cached_property
+    def dense(self) -> FeedForward:
+        return self._feed_forward(self.model.layout.dense_channels)
+
+    @cached_property
+    def shared(self) -> FeedForward:
+        return self._feed_forward(self.model.layout.shared_channels)
+
+    @cached_property
+    def experts(self) -> RoutedExperts:
+        model = self.model
+        config = model.layout.config
+        rule = RouterRule(
+            config.num_experts_per_token, config.moe_renormalize, config.routed_scaling_factor
+        )
+        return RoutedExperts(
+            model.expert_shape, rule, self.block, model.numerics, model.activation, model.chunk
+        )
+
+    @cached_property
+    def replay(self) -> Replay:
+        return Replay(self.model.kda_shape, self.block, self.model.held)
+
+    @cached_property
+    def latents(self) -> LatentCommit:
+        return LatentCommit(self.model.mla_shape, self.block, self.model.held, self.model.slots)
+
+    @cached_property
+    def barrier(self) -> Barrier:
+        return Barrier(self.model.topology, RANKS)
+
+    @cached_property
+    def reduce(self) -> AllReduce:
+        """The sum of hidden rows: the embedding, mixers, dense layers. Each rank's part is rounded
+        to the activation dtype to travel."""
+        return self._reduce(self.model.layout.config.hidden_size)
+
+    @cached_property
+    def reduce_experts(self) -> AllReduce:
+        """The sum of routed experts and, in the same messages, of the shared ones."""
+        config = self.model.layout.config
+        return self._reduce(config.routed_expert_hidden_size + config.hidden_size)
+
+    @cached_property
+    def gather_low(self) -> LaneGather:
+        """Low-rank queries and cached rows of an MLA layer."""
+        layout = self.model.layout
+        return self._lanes((layout.query_columns, layout.row_columns), self.model.held)
+
+    @cached_property
+    def gather_latent(self) -> LaneGather:
+        """Latents and, unrounded, router logits."""
+        layout = self.model.layout
+        return self._lanes((layout.latent_columns, layout.router_columns), jnp.float32)
+
+    @cached_property
+    def gather_hidden(self) -> LaneGather:
+        """What experts of all kinds add to the prefix."""
+        return self._lanes((self.model.layout.hidden_columns,), self.model.held)
+
+    @cached_property
+    def arg_max(self) -> ArgMax:
+        layout = self.model.layout
+        candidates = layout.ranks * layout.vocab_rows
+        return ArgMax(self.model.topology, self.block.padded, candidates, axis=RANKS)
+
+    def output_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """What one rank's step returns, by name."""
+        model, rows = self.model, self.block.padded
+        config = model.layout.config
+
+        def shape(dtype: Any, *sizes: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(sizes, dtype)
+
+        features = max(1, len(model.feature_layers))  # an array of no layers cannot be an output
+        kda, mla = len(config.kda_layers), len(config.mla_layers)
+        return {
+            "tokens": shape(jnp.int32, rows, 1),
+            "logits": shape(jnp.float32, rows, head_columns(model.layout)),
+            "features": shape(model.held, features, rows, config.hidden_size),
+            "kda": shape(jnp.float32, kda, rows, model.kda_shape.record_width),
+            "mla": shape(model.held, mla, rows, record_width(model.mla_shape)),
+        }
+
+    def _feed_forward(self, channels: int) -> FeedForward:
+        model = self.model
+        return FeedForward(channels, self.block, model.numerics, model.activation)
+
+    def _reduce(self, width: int) -> AllReduce:
+        model = self.model
+        return AllReduce(model.topology, self.block.rows, width, model.held, axis=RANKS)
+
+    def _lanes(self, parts: tuple[int, ...], dtype: Any) -> LaneGather:
+        return LaneGather(self.model.topology, self.block, parts, dtype)

@@ -1,0 +1,194 @@
+"""THE kernel: a whole decode step, or a verify step, in one call.
+
+It reads weights and state and returns logits, tokens and the records that a commit applies. The
+weight stream runs through all of it; routed experts are loaded as soon as they are chosen.
+
+Letters: M rows, P padded rows, D hidden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from kda_mla_kernels.backend import RANKS
+from kda_mla_kernels.block import by_sublanes
+from kda_mla_kernels.head import best_of_shard
+from kda_mla_kernels.norm import stepwise_rms_norm
+from vmem_pool.stream import Stream, matvec
+
+from megakernel_kimi.kernel.experts import mixture_of_experts, router_loads
+from megakernel_kimi.kernel.loads import Turns
+from megakernel_kimi.kernel.mixers import beta_loads, kimi_delta_attention, latent_attention
+from megakernel_kimi.kernel.plan import LayerTable, StepPlan
+from megakernel_kimi.kernel.refs import (
+    Memory,
+    Refs,
+    Scalars,
+    StepOutputs,
+    StepScratch,
+    planned_stream,
+)
+from megakernel_kimi.kernel.weights import ATTN_MIX, ATTN_NORM, MLP_MIX, MLP_NORM, KernelWeights
+
+__all__ = ["run_step"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """The stages of one call as methods."""
+
+    refs: Refs
+
+    def start(self) -> None:
+        """Starts every load that needs nothing but the arguments."""
+        refs, plan, scratch = self.refs, self.refs.plan, self.refs.scratch
+        plan.barrier.signal()
+        # Before the ring, whose loads would keep them waiting: the first stages need them.
+        plan.embedding.start(
+            scratch.embedding, refs.weights.embedding, refs.scalars.tokens, self._first_id()
+        )
+        self._vectors.start(jnp.int32(0))
+        beta_loads(refs).start(jnp.int32(0))
+        plan.kda.start(scratch.kda, refs.memory.kda, refs.scalars.where, 0)
+        refs.stream.start()
+        router_loads(refs).start(jnp.int32(0))
+        plan.mla.start(scratch.mla, refs.memory.mla, refs.scalars.where, 0)
+
+    def embed(self) -> None:
+        """prefix = the tokens' embedding."""
+        refs, plan, scratch = self.refs, self.refs.plan, self.refs.scratch
+        own = plan.embedding(
+            scratch.embedding, refs.weights.embedding, refs.scalars.tokens, self._first_id()
+        )
+        plan.barrier.wait()
+        total = plan.reduce(scratch.reduce, own, 0)
+        scratch.residual.prefix[...] = plan.model.numerics.round(self._padded(total))
+
+    def layer(self, layer: jax.Array, pos: Any) -> Any:
+        """Mixer, then feed-forward part; returns where the stream stands."""
+        refs, plan, scratch = self.refs, self.refs.plan, self.refs.scratch
+        at = refs.layer(layer)
+        vectors = self._vectors.take(layer)
+        self._vectors.start(layer + 1)
+        self._keep_feature(at)
+        self._read(at.blocks, vectors, ATTN_MIX, ATTN_NORM)
+        pl.when(at.closes == 1)(lambda: plan.residual.close_block(scratch.residual, at.blocks))
+        pos = self._mixer(at, pos)
+        plan.residual.add(scratch.residual, self._sum(at.sums))
+        self._read(at.blocks + at.closes, vectors, MLP_MIX, MLP_NORM)
+        return self._feed_forward(at, pos)
+
+    def head(self, pos: Any) -> None:
+        """Logits of this rank's vocabulary and the best token of all."""
+        refs, plan, scratch = self.refs, self.refs.plan, self.refs.scratch
+        layout = plan.model.layout
+        vectors = self._vectors.take(jnp.int32(layout.config.num_hidden_layers))
+        self._read(layout.config.num_blocks, vectors, ATTN_MIX, ATTN_NORM)
+        reader = refs.stream.segment("head", pos)
+        matvec(
+            reader,
+            "head",
+            scratch.normed,
+            refs.out.logits,
+            precision=plan.model.numerics.precision,
+        )
+        reader.done()
+        count = jnp.clip(layout.config.vocab_size - self._first_id(), 0, layout.vocab_rows)
+        best, ids = best_of_shard(refs.out.logits, self._first_id(), count)
+        handle = plan.arg_max.start(scratch.arg_max, best, ids, 0)
+        refs.out.tokens[...] = plan.arg_max.finish(handle)[1]
+
+    def drain(self) -> None:
+        """Waits for the records of the last layers."""
+        self.refs.plan.kda.drain(self.refs.scratch.kda, self.refs.out.kda)
+        self.refs.plan.mla.drain(self.refs.scratch.mla, self.refs.out.mla)
+
+    @property
+    def _vectors(self) -> Turns:
+        scratch = self.refs.scratch.vectors
+        return Turns(self.refs.weights.hidden, scratch.hidden, scratch.hidden_sems)
+
+    def _first_id(self) -> jax.Array:
+        return lax.axis_index(RANKS) * self.refs.plan.model.layout.vocab_rows
+
+    def _padded(self, rows: jax.Array) -> jax.Array:
+        """[M, D] -> [P, D]."""
+        missing = self.refs.plan.block.padded - rows.shape[0]
+        if not missing:
+            return rows
+        return jnp.concatenate([rows, jnp.zeros((missing, rows.shape[1]), rows.dtype)], axis=0)
+
+    def _read(self, blocks: Any, vectors: Any, mix: int, norm: int) -> None:
+        """normed = norm(mixture of the finished blocks and the prefix)."""
+        plan, scratch = self.refs.plan, self.refs.scratch
+        mixed = plan.residual.mix(scratch.residual, blocks, vectors[mix : mix + 1, :])
+        normed = partial(
+            stepwise_rms_norm,
+            weight=vectors[norm : norm + 1, :],
+            eps=plan.model.layout.config.rms_norm_eps,
+            numerics=plan.model.numerics,
+        )
+        scratch.normed[...] = by_sublanes(normed, mixed)
+
+    def _sum(self, use: Any) -> jax.Array:
+        """The sum of all ranks' partial results, rounded: [P, D]."""
+        plan, scratch = self.refs.plan, self.refs.scratch
+        own = scratch.partial[...][: plan.block.rows]
+        return plan.model.numerics.round(self._padded(plan.reduce(scratch.reduce, own, use)))
+
+    def _mixer(self, at: LayerTable, pos: Any) -> Any:
+        return lax.cond(
+            at.is_mla == 1,
+            lambda: latent_attention(self.refs, at.mixer, pos),
+            lambda: kimi_delta_attention(self.refs, at.mixer, pos),
+        )
+
+    def _feed_forward(self, at: LayerTable, pos: Any) -> Any:
+        return lax.cond(
+            at.is_dense == 1,
+            lambda: self._dense(at, pos),
+            lambda: self._experts(at, pos),
+        )
+
+    def _dense(self, at: LayerTable, pos: Any) -> Any:
+        plan, scratch = self.refs.plan, self.refs.scratch
+        reader = self.refs.stream.segment("dense", pos)
+        plan.dense(scratch.dense, reader, scratch.normed, scratch.partial)
+        plan.residual.add(scratch.residual, self._sum(at.sums + 1))
+        return reader.done()
+
+    def _experts(self, at: LayerTable, pos: Any) -> Any:
+        pos, update = mixture_of_experts(self.refs, at.feed_forward, pos)
+        self.refs.plan.residual.add(self.refs.scratch.residual, update)
+        return pos
+
+    def _keep_feature(self, at: LayerTable) -> None:
+        @pl.when(at.feature < len(self.refs.plan.model.feature_layers))
+        def _() -> None:
+            self.refs.out.features[at.feature] = self.refs.scratch.residual.prefix[...]
+
+
+def run_step(
+    plan: StepPlan,
+    scalars: Scalars,
+    weights: KernelWeights,
+    memory: Memory,
+    out: StepOutputs,
+    scratch: StepScratch,
+) -> None:
+    """The kernel body: references in, the whole step out."""
+    assert scratch.ring is not None
+    stream = Stream(planned_stream(plan), scratch.ring, weights.image)
+    step = Step(Refs(plan, scalars, weights, memory, out, scratch, stream))
+    step.start()
+    step.embed()
+    layers = plan.model.layout.config.num_hidden_layers
+    pos = lax.fori_loop(0, layers, step.layer, jnp.int32(0))
+    step.head(pos)
+    step.drain()

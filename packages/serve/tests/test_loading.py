@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
@@ -41,6 +42,30 @@ def test_of_several_families_none_is_preferred(install):
     with pytest.raises(LookupError, match=r"\(alpha, zeta\): .* as in --model alpha"):
         chosen()
     assert chosen(model="zeta").checkpoint == bigram.embedded_checkpoint()
+
+
+@pytest.fixture
+def bare_family(monkeypatch):
+    """The entry point of a family that ships no small checkpoint."""
+
+    def embedded_checkpoint():
+        raise CheckpointError("this package ships no small checkpoint")
+
+    package = SimpleNamespace(embedded_checkpoint=embedded_checkpoint)
+    monkeypatch.setitem(sys.modules, "bare_family", SimpleNamespace(package=package))
+    return EntryPoint("bare", "bare_family:package", "megakernel.models")
+
+
+def test_a_family_without_a_small_checkpoint_does_not_stand_in_the_way(
+    install, bare_family, monkeypatch
+):
+    install("bigram")
+    both = [bare_family, *registry.entry_points(group="megakernel.models")]
+    monkeypatch.setattr(registry, "entry_points", lambda group: both)
+    assert chosen().checkpoint == bigram.embedded_checkpoint()
+    monkeypatch.setattr(registry, "entry_points", lambda group: [bare_family])
+    with pytest.raises(LookupError, match=r"no installed model package \(bare\) ships a small"):
+        chosen()
 
 
 def test_without_any_family_the_error_says_what_to_install(install):

@@ -289,7 +289,11 @@ class ModelPackage(Protocol):
     """Prefix of the family's environment variables, e.g. ``QWEN``."""
 
     def embedded_checkpoint(self) -> Path:
-        """Folder of the tiny checkpoint that ships with the package."""
+        """Folder of the tiny checkpoint that ships with the package.
+
+        Raises:
+            kda_mla_kernels.errors.CheckpointError: the package ships none.
+        """
         ...
 
     def load(

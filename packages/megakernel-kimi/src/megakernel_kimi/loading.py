@@ -14,7 +14,6 @@ from jax.sharding import Mesh, NamedSharding
 from kda_mla_kernels.backend import SPLIT, Share, ShareReader, Track, place, untracked
 from kda_mla_kernels.checkpoint import Checkpoint
 from kda_mla_kernels.errors import CheckpointError
-from kda_mla_kernels.mla import UpProjection
 from kda_mla_kernels.moe import PackedExperts
 from kda_mla_kernels.quant import Mxfp4
 
@@ -100,7 +99,8 @@ class RankReader(ShareReader):
             q_norm=self.vector(name + "q_a_layernorm.weight"),
             row_norm=self.vector(name + "kv_a_layernorm.weight"),
             q_b=self.matrix(name + "q_b_proj.weight", heads.times(config.qk_head_dim)),
-            up=UpProjection(both[:, :own], both[:, own:]),
+            key_up=both[:, :own],
+            value_up=both[:, own:],
             out_proj=self.matrix(name + "o_proj.weight", None, values),
         )
 

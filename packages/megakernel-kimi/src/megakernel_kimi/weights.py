@@ -18,7 +18,6 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from kda_mla_kernels.mla import UpProjection
 from kda_mla_kernels.moe import PackedExperts
 
 from megakernel_kimi.layout import KimiLayout
@@ -72,8 +71,10 @@ class MlaWeights:
     """f32 [C]"""
     q_b: Array
     """[Q, A (N + S)]"""
-    up: UpProjection
-    """[A, N, C] and [A, V, C]"""
+    key_up: Array
+    """[A, N, C]"""
+    value_up: Array
+    """[A, V, C]"""
     out_proj: Array
     """[A V, D]"""
 
@@ -103,7 +104,8 @@ class MoeWeights:
     up: Array
     """[L, the lane's columns of D]"""
     shared: MlpWeights
-    experts: PackedExperts
+    experts: PackedExperts | None
+    """None where a loop hands out the layer's other weights alone"""
 
 
 @jax.tree_util.register_dataclass
@@ -176,10 +178,8 @@ class _Shapes:
             q_norm=self.vector(config.q_lora_rank),
             row_norm=self.vector(latent),
             q_b=self.matrix(config.q_lora_rank, heads * config.qk_head_dim),
-            up=UpProjection(
-                self.matrix(heads, config.qk_nope_head_dim, latent),
-                self.matrix(heads, config.v_head_dim, latent),
-            ),
+            key_up=self.matrix(heads, config.qk_nope_head_dim, latent),
+            value_up=self.matrix(heads, config.v_head_dim, latent),
             out_proj=self.matrix(layout.value_width, config.hidden_size),
         )
 

@@ -152,17 +152,32 @@ def _revision(package: ModelPackage, settings: Settings, layers: Layers) -> str 
 
 
 def _only_family() -> str:
+    """The one installed family that ships a small checkpoint."""
     installed = sorted(packages())
     if not installed:
         raise LookupError(
             "no model package is installed; try: pip install 'megakernel-serve[qwen]'"
         )
-    if len(installed) > 1:
+    shipping = [family for family in installed if _ships_checkpoint(family)]
+    if not shipping:
         raise LookupError(
-            f"several model packages are installed ({', '.join(installed)}): choose one's small"
-            f" checkpoint with --model, as in --model {installed[0]}, or a folder or repository"
+            f"no installed model package ({', '.join(installed)}) ships a small checkpoint: name a"
+            " folder or repository with --model"
         )
-    return installed[0]
+    if len(shipping) > 1:
+        raise LookupError(
+            f"several model packages are installed ({', '.join(shipping)}): choose one's small"
+            f" checkpoint with --model, as in --model {shipping[0]}, or a folder or repository"
+        )
+    return shipping[0]
+
+
+def _ships_checkpoint(family: str) -> bool:
+    try:
+        find_package(family).embedded_checkpoint()
+    except CheckpointError:
+        return False
+    return True
 
 
 def _is_family(model: str) -> bool:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from kda_mla_kernels import kda, mla, norm
-from kda_mla_kernels.backend import Batch, Carry, Memory, Slot, Window
+from kda_mla_kernels.backend import Batch, Carry, Memory, Slot, Window, write_positions
 from kda_mla_kernels.gqa import KEY_BLOCK
 
 from megakernel_kimi.weights import KdaWeights, MlaWeights
@@ -59,22 +59,18 @@ def delta_attention(
     return numerics.dot(gated.reshape(-1, layout.kda_width), weights.out_proj), carry
 
 
-def _write(caches: Caches, slot: Slot, batch: Batch, rows: jax.Array) -> Caches:
-    """Puts cache rows [S, T, C + S] of the live tokens at their positions."""
-    # Tokens that are not live go to a position behind the cache, which drops them.
-    positions = jnp.where(batch.live, batch.positions, caches.slots)
-    where = caches.latents.at[slot, batch.state_rows[:, None], positions]
-    return replace(caches, latents=where.set(rows.astype(caches.latents.dtype), mode="drop"))
-
-
 def _fetch(caches: Caches, slot: Slot, rows: jax.Array, block: int) -> mla.FetchRows:
     """A reader of blocks that leaves the cache where it is."""
 
+    def read(cache: jax.Array, axis: int, start: jax.Array) -> jax.Array:
+        starts, sizes = [slot, 0, 0, 0], [1, *cache.shape[1:]]
+        starts[axis], sizes[axis] = start, block
+        return lax.dynamic_slice(cache, starts, sizes)[0, rows]
+
     def fetch(index: jax.Array) -> jax.Array:
-        width = caches.latents.shape[-1]
-        sizes = (1, caches.latents.shape[1], block, width)
-        found = lax.dynamic_slice(caches.latents, (slot, 0, index * block, 0), sizes)
-        return found[0, rows]
+        latents = read(caches.latents, 2, index * block)
+        shared = read(caches.shared, 3, index * block)
+        return jnp.concatenate([latents, jnp.swapaxes(shared, 1, 2)], axis=-1)
 
     return fetch
 
@@ -99,18 +95,22 @@ def latent_attention(
     latent = norm.stepwise_rms_norm(latent, weights.row_norm, eps, numerics)
 
     caches, records = carry
-    fresh = jnp.concatenate([latent, shared], axis=-1)
-    caches = _write(caches, slot, batch, batch.grid(fresh))
+    caches = replace(
+        caches,
+        latents=write_positions(caches.latents, slot, batch, batch.grid(latent), -2),
+        shared=write_positions(caches.shared, slot, batch, batch.grid(shared), -1),
+    )
     block = min(KEY_BLOCK, caches.slots)
+    up = mla.UpProjection(weights.key_up, weights.value_up)
     shape = mla.MlaShape(config.qk_nope_head_dim, config.qk_rope_head_dim, config.kv_lora_rank)
     part = mla.attend_blocked(
-        mla.absorb(batch.queries(q), weights.up, numerics),
+        mla.absorb(batch.queries(q), up, numerics),
         _fetch(caches, slot, batch.query_rows, block),
         mla.Share(block, caches.slots // block),
         batch.queries(batch.flat(batch.positions)),
         shape,
         numerics,
     )
-    out = batch.answers(mla.finish(part, weights.up, numerics))
+    out = batch.answers(mla.finish(part, up, numerics))
     gated = mla.output_gate(out, gate.reshape(out.shape), numerics)
     return numerics.dot(gated.reshape(-1, layout.value_width), weights.out_proj), (caches, records)

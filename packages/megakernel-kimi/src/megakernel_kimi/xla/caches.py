@@ -27,7 +27,9 @@ class Caches(DeltaCaches):
     """
 
     latents: Any
-    """[Nm, R, L, C + S] normed latents and shared key dims, the same on every rank"""
+    """[Nm, R, L, C] normed latents, the same on every rank"""
+    shared: Any
+    """[Nm, R, S, L] key dims that heads share, as columns: rows of 64 would be padded to 128"""
 
     @property
     def slots(self) -> int:
@@ -36,7 +38,7 @@ class Caches(DeltaCaches):
 
     def position_axes(self) -> Any:
         """See the base class."""
-        return Caches(tail=0, delta=0, latents=-2)
+        return Caches(tail=0, delta=0, latents=-2, shared=-1)
 
 
 def cache_shapes(layout: KimiLayout, rows: int, slots: int, held: jnp.dtype) -> Caches:
@@ -49,5 +51,6 @@ def cache_shapes(layout: KimiLayout, rows: int, slots: int, held: jnp.dtype) -> 
     return Caches(
         tail=jax.ShapeDtypeStruct((linear, rows, tail_rows, width), held),
         delta=jax.ShapeDtypeStruct((linear, rows, layout.kda_heads, dim, dim), jnp.float32),
-        latents=jax.ShapeDtypeStruct((latent, rows, slots, config.mla_cache_width), held),
+        latents=jax.ShapeDtypeStruct((latent, rows, slots, config.kv_lora_rank), held),
+        shared=jax.ShapeDtypeStruct((latent, rows, config.qk_rope_head_dim, slots), held),
     )

@@ -52,6 +52,7 @@ def mixture_of_experts(
     )
     routes = moe.choose(jax.nn.sigmoid(scores), weights.router_bias, rule.router)
     first = lax.axis_index(RANKS) // layout.expert_tp * layout.experts
+    assert weights.experts is not None, "the loop over layers puts them back"
     held = moe.HeldExperts(weights.experts, turn, first, rank.held)
     experts = moe.packed_experts if few_rows else moe.packed_experts_in_tiles
     partial = experts(numerics.round(z), held, routes, rule.activation(numerics), numerics)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from kda_mla_kernels import gdn, gqa, mlp, norm
-from kda_mla_kernels.backend import Batch, Carry, Memory, Slot, Window
+from kda_mla_kernels.backend import Batch, Carry, Memory, Slot, Window, write_positions
 from kda_mla_kernels.numerics import Numerics
 
 from megakernel_qwen.layout import QwenLayout
@@ -80,47 +80,6 @@ def gated_delta_net(
     return numerics.dot(gated.reshape(-1, layout.value_width), weights.out_proj), carry
 
 
-def _write(caches: Caches, slot: Slot, batch: Batch, k: jax.Array, v: jax.Array) -> Caches:
-    """Puts keys and values [S, T, G, D] of the live tokens at their positions."""
-    # Tokens that are not live go to a position behind the cache, which drops them.
-    positions = jnp.where(batch.live, batch.positions, caches.slots)
-    rows = batch.state_rows[:, None]
-    keys = caches.keys.at[slot, rows, :, :, positions]
-    values = caches.values.at[slot, rows, :, positions]
-    return replace(
-        caches,
-        keys=keys.set(k.astype(caches.keys.dtype), mode="drop"),
-        values=values.set(v.astype(caches.values.dtype), mode="drop"),
-    )
-
-
-def _write_chunk(caches: Caches, slot: Slot, batch: Batch, k: jax.Array, v: jax.Array) -> Caches:
-    """As :func:`_write` for one sequence, whose tokens have successive positions.
-
-    One window of the cache is read, changed and written back: a scatter into columns would make
-    XLA turn the whole cache around.
-    """
-    tokens, row = k.shape[1], batch.state_rows[0]
-    first = batch.positions[0, 0]
-    # A window that would reach beyond the cache starts earlier; the tokens move behind its start.
-    start = jnp.minimum(first, caches.slots - tokens)
-    offset = jnp.arange(tokens) - (first - start)
-    written = (offset >= 0) & (offset < jnp.sum(batch.live))
-
-    def put(cache: jax.Array, fresh: jax.Array, axis: int) -> jax.Array:
-        where = [slot, row, 0, 0, 0]
-        where[axis] = start
-        shape = [1, 1, *cache.shape[2:]]
-        shape[axis] = tokens
-        old = jax.lax.dynamic_slice(cache, where, shape)
-        moved = jnp.roll(fresh.astype(cache.dtype)[None, None], first - start, axis)
-        mask = written.reshape([tokens if i == axis else 1 for i in range(5)])
-        return jax.lax.dynamic_update_slice(cache, jnp.where(mask, moved, old), where)
-
-    keys, values = jnp.moveaxis(k[0], 0, 2), jnp.moveaxis(v[0], 0, 1)  # [G, D, T] and [G, T, D]
-    return replace(caches, keys=put(caches.keys, keys, 4), values=put(caches.values, values, 3))
-
-
 def _fetch(caches: Caches, slot: Slot, rows: jax.Array, block: int) -> gqa.FetchKeys:
     """A reader of key and value blocks that leaves the cache where it is."""
 
@@ -150,8 +109,11 @@ def gated_attention(
     q, k = gqa.apply_rotary(q, angles, numerics), gqa.apply_rotary(k, angles, numerics)
 
     caches, records = carry
-    write = _write if batch.alone else _write_chunk
-    caches = write(caches, slot, batch, batch.grid(k), batch.grid(v))
+    caches = replace(
+        caches,
+        keys=write_positions(caches.keys, slot, batch, batch.grid(k), -1),
+        values=write_positions(caches.values, slot, batch, batch.grid(v), -2),
+    )
     block = min(gqa.KEY_BLOCK, caches.slots)
     fetch = _fetch(caches, slot, batch.query_rows, block)
     positions = batch.queries(batch.flat(batch.positions))

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 
 jax.config.update("jax_platforms", "cpu")
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "delta_kernel")]
 
 
 def pytest_configure(config):

@@ -1,105 +1,33 @@
 """A kernel of nothing but gated delta nets, with random layers: the stage and its commit."""
 
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
+from delta_kernel_harness import DeltaNetwork
 from kda_mla_kernels import gdn, norm
-from kda_mla_kernels.block import Where
-from kda_mla_kernels.gdn.kernel import (
-    DeltaNet,
-    GdnMemory,
-    GdnShape,
-    GdnVectors,
-    commit_states,
-)
-from kda_mla_kernels.numerics import F32, Numerics
-
-SMEM, VMEM, HBM = (
-    pl.BlockSpec(memory_space=space) for space in (pltpu.SMEM, pltpu.VMEM, pltpu.HBM)
-)
-
-
-def layers_call(stage, layers, interpret=False, compiler_params=None):
-    """``call(where, memory, vectors, projected, gates) -> (outputs, records)``, all layers."""
-    shape, block = stage.shape, stage.block
-
-    def kernel(where, memory, vectors, projected, gates, out, records, scratch):
-        @pl.loop(0, layers)
-        def _(layer):
-            stage.start(scratch, memory, where, layer)
-            page = projected.at[layer]
-            out[layer] = stage(scratch, memory, vectors, page, gates[layer], where, layer, records)
-
-        stage.drain(scratch, records)
-
-    return pl.pallas_call(
-        kernel,
-        name="gdn_layers",
-        out_shape=(
-            jax.ShapeDtypeStruct(
-                (layers, block.padded, shape.value_width), stage.numerics.activation
-            ),
-            jax.ShapeDtypeStruct((layers, block.padded, shape.record_width), jnp.float32),
-        ),
-        in_specs=[
-            Where(SMEM, SMEM),
-            GdnMemory(HBM, HBM),
-            GdnVectors(VMEM, VMEM, VMEM, VMEM),
-            VMEM,
-            VMEM,
-        ],
-        out_specs=(VMEM, HBM),
-        scratch_shapes=[stage.scratch()],
-        interpret=interpret,
-        compiler_params=compiler_params,
-    )
-
-
-@cache
-def stage_call(net, block, interpret):
-    """Jitted once for all tests of a file."""
-    params = pltpu.InterpretParams(**dict(interpret))
-    call = layers_call(net.stage(block), net.layers, params)
-    return jax.jit(call, compiler_options=net.compiler_options)
-
-
-@cache
-def commit_call(net, block, interpret):
-    """Jitted once for all tests of a file."""
-    params = pltpu.InterpretParams(**dict(interpret))
-    run = partial(commit_states, net.shape, block, net.numerics.activation, interpret=params)
-    return jax.jit(run, compiler_options=net.compiler_options)
-
+from kda_mla_kernels.gdn.kernel import DeltaNet, GdnShape, GdnVectors
 
 SMALL = GdnShape(key_heads=2, value_heads=4, key_dim=16, value_dim=32, taps=4)
 
 
 @dataclass(frozen=True)
-class Net:
-    """Some layers with random weights and a state of several rows."""
+class Net(DeltaNetwork):
+    """Gated delta nets."""
 
     shape: GdnShape = SMALL
-    numerics: Numerics = F32
-    layers: int = 2
-    rows: int = 5
-    eps: float = 1e-6
-    kind: type[DeltaNet] = DeltaNet
-    quick: bool = False
-    """Compiles without optimising: twice as fast, but nothing fuses products into sums."""
-    tag: str = ""
-    """Keeps compiled calls of a patched kernel apart."""
-
-    @property
-    def compiler_options(self):
-        return {"xla_backend_optimization_level": 0} if self.quick else {}
+    kind: Any = DeltaNet
 
     def stage(self, block):
         return self.kind(self.shape, block, self.numerics, self.eps, self.numerics.activation)
+
+    @staticmethod
+    def step(stage, scratch, memory, vectors, tokens, *rest):
+        projected, gates = tokens
+        return stage(scratch, memory, vectors, projected, gates[...], *rest)
 
     @cached_property
     def vectors(self):
@@ -111,18 +39,8 @@ class Net:
             norm=jnp.asarray(1 + draw(size=(self.layers, 1, shape.value_dim)), jnp.float32),
         )
 
-    @cached_property
-    def memory(self):
-        shape, draw = self.shape, np.random.default_rng(2).normal
-        tail = draw(size=(self.layers, self.rows, shape.tail_rows, shape.channels))
-        heads = (shape.value_heads, shape.key_dim, shape.value_dim)
-        return GdnMemory(
-            tail=jnp.asarray(tail, self.numerics.activation),
-            delta=jnp.asarray(draw(size=(self.layers, self.rows, *heads)), jnp.float32),
-        )
-
     def tokens(self, sequences, tokens, seed=3):
-        """Projections and gates of [layers, S, T, ...], as the input projections leave them."""
+        """Projections and gates."""
         shape, draw = self.shape, np.random.default_rng(seed).normal
         size = (self.layers, sequences, tokens)
         projected = draw(size=(*size, shape.channels + shape.value_width))
@@ -130,35 +48,7 @@ class Net:
         rounded = jnp.asarray(gates, self.numerics.activation).astype(jnp.float32)
         return jnp.asarray(projected, self.numerics.activation), rounded
 
-    def run(self, block, memory, tokens, rows, **interpret):
-        """One step of all layers: outputs [Nl, P, Hv·V] and records [Nl, P, record width]."""
-        padding = [(0, 0), (0, block.padded - block.rows), (0, 0)]
-        padded = [jnp.pad(x.reshape(self.layers, block.rows, -1), padding) for x in tokens]
-        call = stage_call(self, block, tuple(interpret.items()))
-        out, records = call(self.where(rows), memory, self.vectors, *padded)
-        return np.asarray(out.astype(jnp.float32)), records
-
-    def commit(self, block, memory, records, rows, accepted, **interpret):
-        """The memory after the first ``accepted`` tokens of each sequence."""
-        call = commit_call(self, block, tuple(interpret.items()))
-        return call(memory, records, self.where(rows), jnp.asarray(accepted, jnp.int32))
-
-    @staticmethod
-    def where(rows):
-        rows = jnp.asarray(rows, jnp.int32)
-        return Where(rows, jnp.zeros_like(rows))
-
-    def expected(self, memory, tokens, rows):
-        """Outputs [Nl, S, T, Hv·V] and the state after all tokens, by the references."""
-        rows = jnp.asarray(rows)
-        layers = jax.jit(
-            jax.vmap(self._layer, in_axes=(0, 0, 0, None)), compiler_options=self.compiler_options
-        )
-        out, tail, delta = layers(self.vectors, memory, tokens, rows)
-        moved = GdnMemory(memory.tail.at[:, rows].set(tail), memory.delta.at[:, rows].set(delta))
-        return np.asarray(out.astype(jnp.float32)), moved
-
-    def _layer(self, vectors, memory, tokens, rows):
+    def reference_layer(self, vectors, memory, tokens, rows):
         shape, (projected, gates) = self.shape, tokens
         inputs, z = projected[..., : shape.channels], projected[..., shape.channels :]
         tail = memory.tail[rows]

@@ -13,15 +13,27 @@ import jax.numpy as jnp
 
 from kda_mla_kernels.norm import l2_norm
 
-__all__ = ["gates", "unit_heads"]
+__all__ = ["bounded_log_decay", "gates", "unit_heads"]
+
+
+def bounded_log_decay(
+    rate: jax.Array, slope: jax.Array, dt_bias: jax.Array, lower_bound: float
+) -> jax.Array:
+    """``g = lower_bound · sigmoid(slope · (rate + dt_bias))`` in f32, without rounding.
+
+    A channel keeps between ``exp(lower_bound)`` and 1 of its state.
+
+    Args:
+        rate, slope, dt_bias: of shapes that broadcast. lower_bound: below 0.
+    """
+    step = rate.astype(jnp.float32) + dt_bias.astype(jnp.float32)
+    return lower_bound * jax.nn.sigmoid(slope * step)
 
 
 def gates(
     rate: jax.Array, write: jax.Array, a_log: jax.Array, dt_bias: jax.Array, lower_bound: float
 ) -> tuple[jax.Array, jax.Array]:
-    """``g = lower_bound · sigmoid(exp(A_log) · (rate + dt_bias))``, ``beta = sigmoid(write)``.
-
-    All in f32 and without rounding, so a channel keeps between ``exp(lower_bound)`` and 1.
+    """:func:`bounded_log_decay` with slope ``exp(A_log)``, and ``beta = sigmoid(write)``, in f32.
 
     Args:
         rate: [..., H, K] and write: [..., H], projections of the token.
@@ -32,9 +44,8 @@ def gates(
         log decay f32 [..., H, K] and beta f32 [..., H].
     """
     slope = jnp.exp(a_log.astype(jnp.float32))[:, None]
-    step = rate.astype(jnp.float32) + dt_bias.astype(jnp.float32)
     beta = jax.nn.sigmoid(write.astype(jnp.float32))
-    return lower_bound * jax.nn.sigmoid(slope * step), beta
+    return bounded_log_decay(rate, slope, dt_bias, lower_bound), beta
 
 
 def unit_heads(q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -7,6 +7,7 @@ rows alone sees all of them in one shape, and the delta rule runs one token at a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import gcd
 from typing import Any
 
 import jax
@@ -43,6 +44,9 @@ class DeltaScratch:
     """f32 [slots, Hv, K, V]: sequence s in slot s mod slots"""
     queries: Any
     """f32 [P, Hk·K]"""
+    keys: Any
+    """f32 [P, Hk·K], as the record has them: loads of a token need not wait for the stores of the
+    one before, which go to the record"""
     values: Any
     """f32 [P, Hv·V]"""
     decay: Any
@@ -85,9 +89,11 @@ class DeltaStage:
         eps: of the norm.
         held: dtype of the tails in HBM, the activation dtype or f32.
         slots: states that VMEM holds at a time; more of them load before the rule starts.
+        together: tokens that are scheduled as one piece of code, from 2 on with a slot for every
+            sequence. A single token leaves the vector unit idle, unless it has dozens of heads.
 
     Raises:
-        ValueError: tails that would lose precision, or no slots.
+        ValueError: tails that would lose precision, no slots or fewer than ``together`` needs.
     """
 
     shape: DeltaShape
@@ -96,6 +102,7 @@ class DeltaStage:
     eps: float
     held: Any
     slots: int = field(default=2, kw_only=True)
+    together: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
         held = jnp.dtype(self.held)
@@ -104,8 +111,16 @@ class DeltaStage:
                 f"tails held as {held} would not keep {self.numerics.activation} activations;"
                 f" hold them as {self.numerics.activation} or float32"
             )
-        if self.slots < 1:
-            raise ValueError(f"states need at least 1 slot, not {self.slots}")
+        if min(self.slots, self.together) < 1:
+            raise ValueError(
+                f"states need at least 1 slot and 1 token at a time, not {self.slots} and"
+                f" {self.together}"
+            )
+        if self.together > 1 and self.slots < self.block.sequences:
+            raise ValueError(
+                f"{self.together} tokens together need a slot for each of"
+                f" {self.block.sequences} sequences, not {self.slots}"
+            )
 
     def scratch(self) -> DeltaScratch:
         """An entry of ``scratch_shapes``."""
@@ -119,6 +134,7 @@ class DeltaStage:
             tails=pltpu.VMEM(tail, jnp.dtype(self.held)),
             states=wide(self.slots, shape.value_heads, shape.key_dim, shape.value_dim),
             queries=wide(rows, shape.key_width),
+            keys=wide(rows, shape.key_width),
             values=wide(rows, shape.value_width),
             decay=wide(rows, shape.spread_width),
             beta=wide(rows, shape.value_width),
@@ -182,6 +198,7 @@ class DeltaStage:
         width = shape.key_width
         keys = _unit(convolved[:, width : 2 * width], shape.key_heads)
         scratch.queries[...] = _unit(convolved[:, :width], shape.key_heads) * shape.key_dim**-0.5
+        scratch.keys[...] = keys
         scratch.values[...] = convolved[:, 2 * width :]
         scratch.decay[...] = shape.spread_decays(tokens.decay)
         scratch.beta[...] = spread(tokens.beta, shape.value_dim)
@@ -203,6 +220,9 @@ class DeltaStage:
     ) -> None:
         """The delta rule of all sequences, in order; a slot that is done loads its next state."""
         sequences, tokens = self.block.sequences, self.block.tokens
+        if self.together > 1:
+            self._run_resident(scratch, memory, where, layer)
+            return
 
         @pl.loop(0, sequences)
         def _(s: jax.Array) -> None:
@@ -216,11 +236,22 @@ class DeltaStage:
             def _() -> None:
                 self._load_state(scratch, memory, where, layer, s + self.slots).start()
 
+    def _run_resident(
+        self, scratch: DeltaScratch, memory: DeltaMemory, where: Where, layer: Any
+    ) -> None:
+        """The same with all states in VMEM: no wait keeps tokens apart."""
+        for s in range(self.block.sequences):
+            self._load_state(scratch, memory, where, layer, s).wait()
+
+        @pl.loop(0, self.block.rows, unroll=gcd(self.block.rows, self.together))
+        def _(row: jax.Array) -> None:
+            self._token(scratch, lax.div(row, self.block.tokens), row)
+
     def _token(self, scratch: DeltaScratch, slot: Any, row: Any) -> None:
         """One token of one sequence: moves the state in its slot, leaves output and update."""
         shape, at = self.shape, pl.ds(row, 1)
         queries = as_columns(scratch.queries[at, :], shape.key_heads)
-        keys = as_columns(scratch.record[at, shape.record.key.columns], shape.key_heads)
+        keys = as_columns(scratch.keys[at, :], shape.key_heads)
         values, beta = scratch.values[at, :], scratch.beta[at, :]
         factors = shape.decay_factors(scratch.decay[at, :])
         outputs: list[jax.Array] = []

@@ -20,7 +20,7 @@ def run(numerics, rows, updates, vectors, closing):
     padded = stage.block.padded
 
     def kernel(updates, vectors, out, scratch):
-        scratch.prefix[...] = jnp.zeros_like(scratch.prefix)
+        stage.reset(scratch)
         for at in range(len(updates)):
             stage.add(scratch, updates[at])
             finished = sum(block < at for block in closing)

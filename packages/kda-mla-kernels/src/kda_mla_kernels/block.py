@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Block", "Where", "by_sublanes"]
+__all__ = ["Block", "Where", "by_sublanes", "row_sums"]
 
+LANES = 128
 SUBLANES = 8
 """Rows of a 32-bit tile. Padding to them costs nothing on a matrix unit, and leaves a product few
 shapes, in which a row's bits do not depend on how many rows a call has."""
@@ -34,6 +35,22 @@ def by_sublanes(function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.A
     groups = arrays[0].shape[0] // SUBLANES
     parts = zip(*(jnp.split(array, groups) for array in arrays), strict=True)
     return jnp.concatenate([function(*part) for part in parts])
+
+
+def row_sums(x: jax.Array) -> jax.Array:
+    """Sum of each row, the same bits in every block: f32 [P, N] -> f32 [P, 1].
+
+    Halves are added to each other while both have whole lanes, so that a processor need not add
+    one register after the other.
+    """
+
+    def summed(rows: jax.Array) -> jax.Array:
+        while rows.shape[1] % (2 * LANES) == 0:
+            half = rows.shape[1] // 2
+            rows = rows[:, :half] + rows[:, half:]
+        return jnp.sum(rows, axis=1, keepdims=True)
+
+    return by_sublanes(summed, x)
 
 
 @dataclass(frozen=True)

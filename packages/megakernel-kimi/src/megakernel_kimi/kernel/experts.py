@@ -1,4 +1,4 @@
-"""The mixture of experts of a layer: all of it, from the normed rows to what the prefix gets.
+"""The mixture of experts of a layer: all of it, from the normed rows to the prefix.
 
 Off-chip exchanges: latent and router logits in one message within the host, the sum of routed and
 shared experts, and the gather of the output's columns within the host. The shared experts run in
@@ -32,12 +32,8 @@ def router_loads(refs: Refs) -> Turns:
     return Turns(refs.weights.router, vectors.router, vectors.router_sems)
 
 
-def mixture_of_experts(refs: Refs, index: Any, pos: Any) -> tuple[Any, jax.Array]:
-    """Expert layer ``index``.
-
-    Returns:
-        where the stream stands, and [P, D] what the prefix gets.
-    """
+def mixture_of_experts(refs: Refs, index: Any, pos: Any) -> Any:
+    """Expert layer ``index``, added to the prefix. Returns where the stream stands."""
     plan, scratch = refs.plan, refs.scratch
     model, around = plan.model, scratch.around
     config, precision = model.layout.config, model.numerics.precision
@@ -62,7 +58,8 @@ def mixture_of_experts(refs: Refs, index: Any, pos: Any) -> tuple[Any, jax.Array
     out = _own_columns(refs, shared)
     handle = plan.gather_hidden.start(scratch.gather_hidden, out, index)
     (whole,) = plan.gather_hidden.finish(handle, (config.hidden_size,))
-    return reader.done(), whole
+    plan.residual.add(scratch.residual, whole)
+    return reader.done()
 
 
 def _first_expert(refs: Refs) -> Any:

@@ -19,6 +19,8 @@ from vmem_pool.stream import StreamPlan, slots
 from megakernel_kimi.checkpoint import check_tensors
 from megakernel_kimi.kernel.stream import head_columns, key_up, stream_plan, value_up
 from megakernel_kimi.kernel.weights import (
+    MIX,
+    NORM,
     KernelWeights,
     beta_rows,
     bias_columns,
@@ -87,8 +89,8 @@ class _Packer:
         table = self.reader.vocabulary(f"{PREFIX}embed_tokens.weight")
         self.found.embedding[: len(table)] = table
         last = self.found.hidden[-1]
-        last[0] = self.reader.mixing(f"{PREFIX}output_attn_res")
-        last[1] = self.reader.vector(f"{PREFIX}norm.weight")
+        last[MIX] = self.reader.mixing(f"{PREFIX}output_attn_res")
+        last[NORM] = self.reader.vector(f"{PREFIX}norm.weight")
         for at, slot in enumerate(slots(self.plan, self._fetch)):
             self.found.image[at] = slot
         assert self.found.embedding.shape[0] == table_rows(self.reader.layout)
@@ -124,8 +126,8 @@ class _Packer:
 
     def _keep(self, index: int, layer: LayerWeights) -> None:
         config, found = self.reader.layout.config, self.found
-        parts = (layer.attention_mix, layer.attention_norm, layer.ffn_mix, layer.ffn_norm)
-        found.hidden[index] = np.stack(parts)
+        found.hidden[2 * index] = np.stack([layer.attention_mix, layer.attention_norm])
+        found.hidden[2 * index + 1] = np.stack([layer.ffn_mix, layer.ffn_norm])
         at = config.attention_index(index)
         if isinstance(layer.attention, KdaWeights):
             self._keep_kda(at, layer.attention)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from kda_mla_kernels.block import by_sublanes
+from kda_mla_kernels.block import by_sublanes, row_sums
 from kda_mla_kernels.kda.kernel import KdaProjected
 from kda_mla_kernels.mla import output_gate
 from kda_mla_kernels.mla.kernel import MlaInputs
@@ -57,18 +57,27 @@ def kimi_delta_attention(refs: Refs, index: Any, pos: Any) -> Any:
 
 def _kda_projections(refs: Refs, reader: SegmentReader, index: Any) -> KdaProjected:
     mixers, layout = refs.scratch.mixers, refs.plan.model.layout
-    numerics, wide = refs.plan.model.numerics, layout.kda_width
+    wide = layout.kda_width
     _product(refs, reader, "front", refs.scratch.normed, mixers.kda_front)
     mixers.kda_low[...] = mixers.kda_front[:, 4 * wide :]
     _product(refs, reader, "rate", mixers.kda_low, mixers.kda_rate)
-    rows = beta_loads(refs).take(index)[...]
-    write = numerics.round(numerics.dot_rows(refs.scratch.normed[...], rows))
     return KdaProjected(
         channels=mixers.kda_front[:, : 3 * wide],
         rate=mixers.kda_rate[...],
-        write=write[:, : layout.kda_heads],
+        write=_beta(refs, index),
         gate=mixers.kda_front[:, 3 * wide : 4 * wide],
     )
+
+
+def _beta(refs: Refs, index: Any) -> jax.Array:
+    """[P, H] rounded: a few columns, which a matrix unit would take as long for as for 128."""
+    x = refs.scratch.normed[...].astype(jnp.float32)
+    rows = beta_loads(refs).take(index)
+    columns = []
+    for head in range(refs.plan.model.layout.kda_heads):
+        row = rows[head : head + 1, :].astype(jnp.float32)
+        columns.append(row_sums(x * row))
+    return refs.plan.model.numerics.round(jnp.concatenate(columns, axis=1))
 
 
 def latent_attention(refs: Refs, index: Any, pos: Any) -> Any:

@@ -29,32 +29,47 @@ from megakernel_kimi.kernel.lanes import LaneGather
 from megakernel_kimi.kernel.stream import head_columns, stream_plan
 from megakernel_kimi.layout import KimiLayout
 
-__all__ = ["MAX_ROWS", "KernelModel", "LayerTable", "StepPlan"]
+__all__ = [
+    "DENSE",
+    "KDA",
+    "MAX_ROWS",
+    "MLA",
+    "MOE",
+    "KernelModel",
+    "StepPlan",
+    "SublayerTable",
+]
 
 MAX_ROWS = 16
 """Rows of a step: those of one 16-bit tile."""
 
 
-@dataclass(frozen=True)
-class LayerTable:
-    """What the kernel looks up for each layer: i32 [layers] each, in SMEM as one table."""
+FEW_ROWS = 8
+CHUNK = 16
+"""Routes that are worked on together; half as many beyond :data:`FEW_ROWS`, for want of VMEM."""
+KDA, MLA, DENSE, MOE = range(4)
+"""Kinds of sublayers."""
 
-    is_mla: Any
-    """1 where the mixer is MLA"""
-    mixer: Any
-    """index among the mixers of its kind"""
-    is_dense: Any
-    """1 where the feed-forward part is dense"""
-    feed_forward: Any
-    """index among the feed-forward parts of its kind"""
+
+@dataclass(frozen=True)
+class SublayerTable:
+    """What the kernel looks up for each sublayer: i32 [2 · layers] each, in SMEM as one table.
+
+    Sublayer 2 l is the mixer of layer l, 2 l + 1 its feed-forward part.
+    """
+
+    kind: Any
+    """:data:`KDA`, :data:`MLA`, :data:`DENSE` or :data:`MOE`"""
+    index: Any
+    """among the sublayers of its kind"""
     sums: Any
-    """sums of hidden rows before this layer"""
+    """sums of hidden rows before this one's, if it has one"""
     blocks: Any
-    """residual blocks that are finished when the mixer reads"""
+    """residual blocks that are finished when it reads"""
     closes: Any
-    """1 where a block is closed behind the mixer's read"""
+    """1 where a block is closed behind the read"""
     feature: Any
-    """index among the feature layers, or their number where it is none"""
+    """index among the feature layers, or their number where what it reads is none"""
 
 
 @dataclass(frozen=True)
@@ -68,7 +83,6 @@ class KernelModel:
         slots: L, cache slots of a row.
         feature_layers: layers whose entering prefix is kept.
         form: container of the experts, ``mxfp4`` or ``fp8``.
-        chunk: entries of routed experts that are worked on together.
 
     Raises:
         ConfigError: a model that lacks one of the kinds of layers, or lanes that are not the
@@ -81,7 +95,6 @@ class KernelModel:
     slots: int
     feature_layers: tuple[int, ...] = ()
     form: Any = "mxfp4"
-    chunk: int = 16
 
     def __post_init__(self) -> None:
         config = self.layout.config
@@ -147,24 +160,39 @@ class KernelModel:
 
     @cached_property
     def table(self) -> np.ndarray:
-        """i32 [fields of LayerTable, layers]."""
-        config = self.layout.config
-        layers = range(config.num_hidden_layers)
-        dense = [int(layer in set(config.dense_layers)) for layer in layers]
-        none = len(self.feature_layers)
-        feature = {layer: at for at, layer in enumerate(self.feature_layers)}
-        columns = LayerTable(
-            is_mla=[int(config.layer_kind(layer) == "mla") for layer in layers],
-            mixer=[config.attention_index(layer) for layer in layers],
-            is_dense=dense,
-            feed_forward=[dense[:layer].count(dense[layer]) for layer in layers],
-            # One of the embedding, then one of each mixer and of each dense layer.
-            sums=[1 + layer + sum(dense[:layer]) for layer in layers],
-            blocks=[config.blocks_before_attention(layer) for layer in layers],
-            closes=[int(config.starts_block(layer)) for layer in layers],
-            feature=[feature.get(layer, none) for layer in layers],
-        )
-        return np.array(list(vars(columns).values()), np.int32)
+        """i32 [fields of SublayerTable, sublayers]."""
+        config, none = self.layout.config, len(self.feature_layers)
+        rows: list[SublayerTable] = []
+        for layer, mixer in enumerate(config.layer_kinds):
+            known = layer in self.feature_layers
+            rows += [
+                SublayerTable(
+                    kind=KDA if mixer == "kda" else MLA,
+                    index=config.attention_index(layer),
+                    sums=_sums(rows),
+                    blocks=config.blocks_before_attention(layer),
+                    closes=int(config.starts_block(layer)),
+                    feature=self.feature_layers.index(layer) if known else none,
+                )
+            ]
+            dense = layer in config.dense_layers
+            of_kind = config.dense_layers if dense else config.moe_layers
+            rows += [
+                SublayerTable(
+                    kind=DENSE if dense else MOE,
+                    index=of_kind.index(layer),
+                    sums=_sums(rows),
+                    blocks=config.blocks_before_mlp(layer),
+                    closes=0,
+                    feature=none,
+                )
+            ]
+        return np.array([list(vars(row).values()) for row in rows], np.int32).T
+
+
+def _sums(before: list[SublayerTable]) -> int:
+    """The embedding's sum, and those of the sublayers that leave partial results."""
+    return 1 + sum(row.kind != MOE for row in before)
 
 
 def _tail_rows(taps: int) -> int:
@@ -243,8 +271,15 @@ class StepPlan:
         rule = RouterRule(
             config.num_experts_per_token, config.moe_renormalize, config.routed_scaling_factor
         )
+        chunk = CHUNK if self.block.rows <= FEW_ROWS else CHUNK // 2
         return RoutedExperts(
-            model.expert_shape, rule, self.block, model.numerics, model.activation, model.chunk
+            model.expert_shape,
+            rule,
+            self.block,
+            model.numerics,
+            model.activation,
+            min(chunk, self.block.rows * rule.top_k),
+            chunk // 2,
         )
 
     @cached_property

@@ -18,7 +18,7 @@ from kda_mla_kernels.kda.kernel import KdaMemory
 from kda_mla_kernels.mla.kernel import MlaMemory
 from vmem_pool.stream import Ring, Stream, StreamPlan, ring_scratch
 
-from megakernel_kimi.kernel.plan import LayerTable, StepPlan
+from megakernel_kimi.kernel.plan import StepPlan, SublayerTable
 from megakernel_kimi.kernel.weights import (
     HIDDEN_VECTORS,
     KernelWeights,
@@ -47,7 +47,7 @@ class Scalars:
     """i32 [M]"""
     where: Where
     table: Any
-    """i32 [fields of LayerTable, layers]"""
+    """i32 [fields of SublayerTable, sublayers]"""
 
 
 @jax.tree_util.register_dataclass
@@ -79,10 +79,10 @@ class StepOutputs:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class VectorScratch:
-    """Small weights of a layer, two layers at a time."""
+    """Small weights of a sublayer, two at a time."""
 
     hidden: Any
-    """f32 [2, 4, D]"""
+    """f32 [2, 2, D]"""
     beta: Any
     """[2, B, D]"""
     router: Any
@@ -178,9 +178,10 @@ class Refs:
     scratch: StepScratch
     stream: Stream
 
-    def layer(self, layer: Any) -> LayerTable:
-        """What the table says of a layer: i32 scalars."""
-        return LayerTable(*(self.scalars.table[at, layer] for at in range(len(fields(LayerTable)))))
+    def sublayer(self, number: Any) -> SublayerTable:
+        """What the table says of a sublayer: i32 scalars."""
+        columns = range(len(fields(SublayerTable)))
+        return SublayerTable(*(self.scalars.table[column, number] for column in columns))
 
 
 @cache

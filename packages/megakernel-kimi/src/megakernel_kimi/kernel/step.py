@@ -25,7 +25,7 @@ from vmem_pool.stream import Stream, matvec
 from megakernel_kimi.kernel.experts import mixture_of_experts, router_loads
 from megakernel_kimi.kernel.loads import Turns
 from megakernel_kimi.kernel.mixers import beta_loads, kimi_delta_attention, latent_attention
-from megakernel_kimi.kernel.plan import LayerTable, StepPlan
+from megakernel_kimi.kernel.plan import DENSE, MLA, MOE, StepPlan, SublayerTable
 from megakernel_kimi.kernel.refs import (
     Memory,
     Refs,
@@ -34,7 +34,7 @@ from megakernel_kimi.kernel.refs import (
     StepScratch,
     planned_stream,
 )
-from megakernel_kimi.kernel.weights import ATTN_MIX, ATTN_NORM, MLP_MIX, MLP_NORM, KernelWeights
+from megakernel_kimi.kernel.weights import MIX, NORM, KernelWeights
 
 __all__ = ["run_step"]
 
@@ -68,28 +68,32 @@ class Step:
         )
         plan.barrier.wait()
         total = plan.reduce(scratch.reduce, own, 0)
-        scratch.residual.prefix[...] = plan.model.numerics.round(self._padded(total))
+        plan.residual.reset(scratch.residual)
+        plan.residual.add(scratch.residual, plan.model.numerics.round(self._padded(total)))
 
-    def layer(self, layer: jax.Array, pos: Any) -> Any:
-        """Mixer, then feed-forward part; returns where the stream stands."""
+    def sublayer(self, number: jax.Array, pos: Any) -> Any:
+        """A mixer or a feed-forward part; returns where the stream stands."""
         refs, plan, scratch = self.refs, self.refs.plan, self.refs.scratch
-        at = refs.layer(layer)
-        vectors = self._vectors.take(layer)
-        self._vectors.start(layer + 1)
+        at = refs.sublayer(number)
+        vectors = self._vectors.take(number)
+        self._vectors.start(number + 1)
         self._keep_feature(at)
-        self._read(at.blocks, vectors, ATTN_MIX, ATTN_NORM)
+        self._read(at.blocks, vectors)
         pl.when(at.closes == 1)(lambda: plan.residual.close_block(scratch.residual, at.blocks))
-        pos = self._mixer(at, pos)
-        plan.residual.add(scratch.residual, self._sum(at.sums))
-        self._read(at.blocks + at.closes, vectors, MLP_MIX, MLP_NORM)
-        return self._feed_forward(at, pos)
+        pos = lax.cond(at.kind < DENSE, self._mixer, self._feed_forward, at.kind, at.index, pos)
+
+        @pl.when(at.kind != MOE)
+        def _() -> None:
+            plan.residual.add(scratch.residual, self._sum(at.sums))
+
+        return pos
 
     def head(self, pos: Any) -> None:
         """Logits of this rank's vocabulary and the best token of all."""
         refs, plan, scratch = self.refs, self.refs.plan, self.refs.scratch
         layout = plan.model.layout
-        vectors = self._vectors.take(jnp.int32(layout.config.num_hidden_layers))
-        self._read(layout.config.num_blocks, vectors, ATTN_MIX, ATTN_NORM)
+        vectors = self._vectors.take(jnp.int32(2 * layout.config.num_hidden_layers))
+        self._read(layout.config.num_blocks, vectors)
         reader = refs.stream.segment("head", pos)
         matvec(
             reader,
@@ -124,13 +128,13 @@ class Step:
             return rows
         return jnp.concatenate([rows, jnp.zeros((missing, rows.shape[1]), rows.dtype)], axis=0)
 
-    def _read(self, blocks: Any, vectors: Any, mix: int, norm: int) -> None:
+    def _read(self, blocks: Any, vectors: Any) -> None:
         """normed = norm(mixture of the finished blocks and the prefix)."""
         plan, scratch = self.refs.plan, self.refs.scratch
-        mixed = plan.residual.mix(scratch.residual, blocks, vectors[mix : mix + 1, :])
+        mixed = plan.residual.mix(scratch.residual, blocks, vectors[MIX : MIX + 1, :])
         normed = partial(
             stepwise_rms_norm,
-            weight=vectors[norm : norm + 1, :],
+            weight=vectors[NORM : NORM + 1, :],
             eps=plan.model.layout.config.rms_norm_eps,
             numerics=plan.model.numerics,
         )
@@ -142,33 +146,27 @@ class Step:
         own = scratch.partial[...][: plan.block.rows]
         return plan.model.numerics.round(self._padded(plan.reduce(scratch.reduce, own, use)))
 
-    def _mixer(self, at: LayerTable, pos: Any) -> Any:
+    def _mixer(self, kind: jax.Array, index: jax.Array, pos: Any) -> Any:
         return lax.cond(
-            at.is_mla == 1,
-            lambda: latent_attention(self.refs, at.mixer, pos),
-            lambda: kimi_delta_attention(self.refs, at.mixer, pos),
+            kind == MLA,
+            lambda: latent_attention(self.refs, index, pos),
+            lambda: kimi_delta_attention(self.refs, index, pos),
         )
 
-    def _feed_forward(self, at: LayerTable, pos: Any) -> Any:
+    def _feed_forward(self, kind: jax.Array, index: jax.Array, pos: Any) -> Any:
         return lax.cond(
-            at.is_dense == 1,
-            lambda: self._dense(at, pos),
-            lambda: self._experts(at, pos),
+            kind == DENSE,
+            lambda: self._dense(pos),
+            lambda: mixture_of_experts(self.refs, index, pos),
         )
 
-    def _dense(self, at: LayerTable, pos: Any) -> Any:
+    def _dense(self, pos: Any) -> Any:
         plan, scratch = self.refs.plan, self.refs.scratch
         reader = self.refs.stream.segment("dense", pos)
         plan.dense(scratch.dense, reader, scratch.normed, scratch.partial)
-        plan.residual.add(scratch.residual, self._sum(at.sums + 1))
         return reader.done()
 
-    def _experts(self, at: LayerTable, pos: Any) -> Any:
-        pos, update = mixture_of_experts(self.refs, at.feed_forward, pos)
-        self.refs.plan.residual.add(self.refs.scratch.residual, update)
-        return pos
-
-    def _keep_feature(self, at: LayerTable) -> None:
+    def _keep_feature(self, at: SublayerTable) -> None:
         @pl.when(at.feature < len(self.refs.plan.model.feature_layers))
         def _() -> None:
             self.refs.out.features[at.feature] = self.refs.scratch.residual.prefix[...]
@@ -188,7 +186,7 @@ def run_step(
     step = Step(Refs(plan, scalars, weights, memory, out, scratch, stream))
     step.start()
     step.embed()
-    layers = plan.model.layout.config.num_hidden_layers
-    pos = lax.fori_loop(0, layers, step.layer, jnp.int32(0))
+    sublayers = 2 * plan.model.layout.config.num_hidden_layers
+    pos = lax.fori_loop(0, sublayers, step.sublayer, jnp.int32(0))
     step.head(pos)
     step.drain()

@@ -19,14 +19,22 @@ from vmem_pool.tiling import LANES
 from megakernel_kimi.kernel.stream import stream_plan
 from megakernel_kimi.layout import KimiLayout
 
-__all__ = ["HIDDEN_VECTORS", "KernelWeights", "beta_rows", "bias_columns", "weight_shapes"]
+__all__ = [
+    "HIDDEN_VECTORS",
+    "MIX",
+    "NORM",
+    "KernelWeights",
+    "beta_rows",
+    "bias_columns",
+    "weight_shapes",
+]
 
 Array = Any
 BETA_TILE_ROWS = 16
-ATTN_MIX, ATTN_NORM, MLP_MIX, MLP_NORM = range(4)
-HIDDEN_VECTORS = 4
-"""Rows of width D of each layer: mixing vector and norm weight before the mixer, then those before
-the feed-forward part. Behind the last layer, those before the head."""
+MIX, NORM = range(2)
+HIDDEN_VECTORS = 2
+"""Rows of width D of each sublayer: its mixing vector and its norm weight; behind the last sublayer
+those of the head."""
 
 
 @jax.tree_util.register_dataclass
@@ -41,7 +49,7 @@ class KernelWeights:
     embedding: Array
     """[N, D], zero rows behind the vocabulary"""
     hidden: Array
-    """f32 [layers + 1, 4, D], see :data:`HIDDEN_VECTORS`"""
+    """f32 [sublayers + 1, 2, D], see :data:`HIDDEN_VECTORS`"""
     beta: Array
     """[Nk, B, D], rows of the projection to beta"""
     router: Array
@@ -88,7 +96,7 @@ def weight_shapes(layout: KimiLayout, experts: ExpertShape, dtype: Any) -> Kerne
             )
         ),
         embedding=held(table_rows(layout), hidden),
-        hidden=vectors(config.num_hidden_layers + 1, HIDDEN_VECTORS, hidden),
+        hidden=vectors(2 * config.num_hidden_layers + 1, HIDDEN_VECTORS, hidden),
         beta=held(kda, beta_rows(layout), hidden),
         router=vectors(moe, 1, bias_columns(layout) + config.routed_expert_hidden_size),
         low_gain=vectors(mla, 1, config.q_lora_rank + config.kv_lora_rank),

@@ -37,14 +37,18 @@ def top_k_by_digits(values: jax.Array, k: int) -> jax.Array:
     keys = ordered_keys(values)
     lowest = jnp.int32(-(2**31))
     digits = lax.broadcasted_iota(jnp.int32, (1, 1 << DIGIT_BITS, 1), 1)
-    threshold = jnp.zeros((len(keys), 1, 1), jnp.int32)  # of keys counted from the lowest
-    for shift in range(32 - DIGIT_BITS, -1, -DIGIT_BITS):
+
+    def refine(step: jax.Array, threshold: jax.Array) -> jax.Array:
+        shift = 32 - DIGIT_BITS * (step + 1)
         candidates = threshold | (digits << shift)
         reached = keys[:, None, :] >= (candidates ^ lowest)
         counts = jnp.sum(reached.astype(jnp.float32), axis=-1, keepdims=True)
         enough = (counts >= k) & (digits > 0)
         digit = jnp.sum(enough.astype(jnp.float32), axis=1, keepdims=True)
-        threshold = threshold | (digit.astype(jnp.int32) << shift)
+        return threshold | (digit.astype(jnp.int32) << shift)
+
+    zero = jnp.zeros((len(keys), 1, 1), jnp.int32)  # keys are counted from the lowest
+    threshold = lax.fori_loop(0, 32 // DIGIT_BITS, refine, zero)
     limit = threshold[:, 0] ^ lowest
     above = (keys > limit).astype(jnp.float32)
     equal = (keys == limit).astype(jnp.float32)

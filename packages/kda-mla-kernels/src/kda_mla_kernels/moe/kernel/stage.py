@@ -1,7 +1,7 @@
 """The routed experts of one layer in a decode kernel: an expert is read once, whoever chose it.
 
 The routes of all rows form one list sorted by expert. It is worked off in chunks of entries, each
-an expert applied to one row; the loads of a chunk start two chunks ahead. A row's sum adds its
+an expert applied to one row, while the experts of the next entries load. A row's sum adds its
 experts in ascending order from parts that no other row enters, so its bits are its own.
 
 Letters: P padded rows, C latent width, E experts of the model, k experts per row, N entries.
@@ -73,6 +73,7 @@ class RoutedExperts:
         numerics: the policy; products are summed in f32 under both.
         activation: of rounded gate and up.
         chunk: entries of one block of branch-free code.
+        ahead: entries whose loads are under way while a chunk is worked on.
     """
 
     shape: ExpertShape
@@ -81,6 +82,7 @@ class RoutedExperts:
     numerics: Numerics
     activation: Activation
     chunk: int = 16
+    ahead: int = 8
 
     @cached_property
     def entries(self) -> int:
@@ -89,15 +91,15 @@ class RoutedExperts:
 
     @property
     def slots(self) -> int:
-        """Experts in VMEM: those of two chunks, if there are so many."""
-        return min(self.entries, 2 * self.chunk)
+        """Experts in VMEM."""
+        return min(self.entries, self.chunk + self.ahead)
 
     def scratch(self) -> RoutedExpertsScratch:
         """An entry of ``scratch_shapes``."""
         shape, rows, held = self.shape, self.block.padded, jnp.dtype(self.numerics.activation)
         gate_up, down = shape.gate_up, shape.down
-        # Loads look two chunks ahead, past the last entry too.
-        columns = -(-(self.entries + 2 * self.chunk) // LANES) * LANES
+        # Loads look ahead past the last entry too.
+        columns = -(-(self.entries + self.slots) // LANES) * LANES
 
         def wide(*sizes: int) -> Any:
             return pltpu.VMEM(sizes, jnp.float32)
@@ -146,8 +148,7 @@ class RoutedExperts:
             chosen = jnp.where(row < self.block.rows, chosen, 0.0)
             weights = chosen_weights(scores, chosen, self.rule)
             self._list(scratch, chosen, weights, first)
-        for chunk in range(min(2, self.entries // self.chunk)):
-            self._load(scratch, images, layer, jnp.int32(chunk))
+        self._load(scratch, images, layer, 0, self.slots)
         return weights
 
     def __call__(
@@ -166,10 +167,11 @@ class RoutedExperts:
 
             @pl.loop(0, self.entries // self.chunk)
             def _(chunk: jax.Array) -> None:
-                self._wait(scratch, images, layer, chunk)
+                first = chunk * self.chunk
+                self._wait(scratch, images, layer, first)
                 self._gate_up(scratch, chunk)
                 self._down(scratch, chunk)
-                self._load(scratch, images, layer, chunk + 2)
+                self._load(scratch, images, layer, first + self.slots, self.chunk)
 
             return self._sum(scratch)
 
@@ -211,30 +213,28 @@ class RoutedExperts:
             for source, target in zip(jax.tree.leaves(images), jax.tree.leaves(scratch.images))
         ]
 
-    def _each_first(self, scratch: RoutedExpertsScratch, chunk: Any, act: Any) -> None:
-        """``act(entry)`` for each entry of a chunk that is its expert's first."""
+    def _each_first(self, scratch: Any, start: Any, count: int, act: Any) -> None:
+        """``act(entry)`` for each of some entries that is its expert's first."""
 
-        @pl.loop(0, self.chunk)
+        @pl.loop(0, count)
         def _(at: jax.Array) -> None:
-            entry = chunk * self.chunk + at
-
-            @pl.when(self._entry(scratch, FIRST, entry) == 1)
+            @pl.when(self._entry(scratch, FIRST, start + at) == 1)
             def _() -> None:
-                act(entry)
+                act(start + at)
 
-    def _load(self, scratch: Any, images: ExpertImages, layer: Any, chunk: Any) -> None:
-        def start(entry: Any) -> None:
+    def _load(self, scratch: Any, images: ExpertImages, layer: Any, start: Any, count: int) -> None:
+        def begin(entry: Any) -> None:
             for copy in self._copies(scratch, images, layer, entry):
                 copy.start()
 
-        self._each_first(scratch, chunk, start)
+        self._each_first(scratch, start, count, begin)
 
-    def _wait(self, scratch: Any, images: ExpertImages, layer: Any, chunk: Any) -> None:
+    def _wait(self, scratch: Any, images: ExpertImages, layer: Any, start: Any) -> None:
         def wait(entry: Any) -> None:
             for copy in self._copies(scratch, images, layer, entry):
                 copy.wait()
 
-        self._each_first(scratch, chunk, wait)
+        self._each_first(scratch, start, self.chunk, wait)
 
     def _prepare(self, scratch: RoutedExpertsScratch, latent: jax.Array) -> None:
         """Left operands of all rows, and empty sums."""

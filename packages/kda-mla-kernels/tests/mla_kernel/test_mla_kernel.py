@@ -19,9 +19,7 @@ POLICIES = pytest.mark.parametrize("numerics", [F32, BF16], ids=["f32", "bf16"])
 # Tiles are 128 slots: first and last ones, both sides of an edge, blocks over two tiles.
 STANDS = [
     (Block(1, 1), [(0,), (126,), (127,), (128,), (383,)]),
-    (Block(3, 1), [(300, 0, 127)]),
-    (Block(1, 4), [(0,), (126,), (380,)]),
-    (Block(2, 3), [(127, 9)]),
+    (Block(2, 4), [(126, 0), (254, 380)]),
 ]
 
 
@@ -35,7 +33,7 @@ def close(ours, expected, numerics):
         np.testing.assert_allclose(ours, expected, rtol=2**-7, atol=2**-9)
 
 
-STEPS = [*((F32, *stand) for stand in STANDS), *((BF16, *stand) for stand in STANDS[:3])]
+STEPS = [(numerics, *stand) for numerics in (F32, BF16) for stand in STANDS]
 
 
 @pytest.mark.parametrize(("numerics", "block", "stands"), STEPS)
@@ -55,7 +53,7 @@ def test_a_step_equals_the_references(numerics, block, stands):
 
 def test_latents_that_are_expanded_behind_the_stage_give_the_expanded_form():
     """From plain queries: absorbed in front of the kernel, expanded behind it."""
-    net, block, position = Net(), Block(1, 4), 254
+    net, block, position = Net(), Block(1, 4), 126
     draw = np.random.default_rng(6).normal
     q = jnp.asarray(draw(size=(net.layers, 4, net.heads, 32)), jnp.float32)
     own, shared = jnp.split(mla.absorb(q, net.up, F32), [SMALL.latent], axis=-1)
@@ -96,9 +94,8 @@ def pick(inputs, sequence=None, token=None):
     return type(inputs)(*(x[:, rows, tokens] for x in parts))
 
 
-@POLICIES
-def test_a_sequence_has_the_same_bits_alone_and_beside_others(numerics):
-    net = Net(numerics=numerics)
+def test_a_sequence_has_the_same_bits_alone_and_beside_others():
+    net = Net(numerics=BF16)
     inputs = net.tokens(3, 1)
     rows, positions = [1, 4, 0], [300, 0, 127]
     together, _ = net.run(Block(3, 1), net.memory, inputs, where(rows, positions))
@@ -181,7 +178,7 @@ def test_a_commit_writes_the_accepted_tokens_and_nothing_else(numerics, block, s
 
 def test_the_default_tile_divides_the_slots_and_bounds_vmem():
     shape = mla.MlaShape(128, 64, 512)
-    assert default_tile(shape, jnp.bfloat16, 32768) == 2048
+    assert default_tile(shape, jnp.bfloat16, 32768) == 1024
     assert default_tile(shape, jnp.float32, 32768) == 1024
     assert default_tile(shape, jnp.bfloat16, 2048 + 128) == 128
     assert default_tile(SMALL, jnp.float32, 40) == 40

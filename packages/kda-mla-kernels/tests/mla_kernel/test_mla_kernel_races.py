@@ -11,7 +11,7 @@ from mla_kernel_harness import Net, stage_call, where
 # Tiles of 3 + 1 + 2 in two buffers; two layers with one record buffer; six items in four.
 WHOLE, BLOCK, AT = Net(), Block(3, 1), where([3, 1, 4], [300, 0, 128])
 # A rank that holds some of them; the second sequence has nothing there.
-SHARE, THERE = Net(split=Split(128, 2)), where([3, 1, 4], [600, -128, 128])
+SHARE, THERE = Net(split=Split(128, 2), layers=1), where([3, 1, 4], [600, -128, 128])
 
 
 @pytest.fixture
@@ -30,8 +30,11 @@ def step(net=WHOLE, at=AT, **interpret):
     return net.run(BLOCK, net.memory, net.tokens(3, 1), at, **interpret)
 
 
-@pytest.mark.parametrize("mode", ["on_wait", "eager"])
-@pytest.mark.parametrize(("net", "at"), [(WHOLE, AT), (SHARE, THERE)], ids=["whole", "share"])
+@pytest.mark.parametrize(
+    ("mode", "net", "at"),
+    [("on_wait", WHOLE, AT), ("eager", WHOLE, AT), ("on_wait", SHARE, THERE)],
+    ids=["on_wait", "eager", "share"],
+)
 def test_a_step_and_its_commit_are_ordered_and_leave_nothing_behind(faults, mode, net, at):
     out, records = step(net, at)
     moved = net.commit(BLOCK, net.memory, records, at, [1, 1, 1])

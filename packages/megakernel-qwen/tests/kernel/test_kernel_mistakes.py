@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kda_mla_kernels.attention import sweep
 from kda_mla_kernels.delta.kernel import stage as delta_stage
 from kda_mla_kernels.gdn.kernel import stage as gdn_stage
 from kda_mla_kernels.gqa.kernel import stage as gqa_stage
-from kda_mla_kernels.gqa.kernel import sweep
 from kda_mla_kernels.mlp import kernel as mlp_stage
 from kda_mla_kernels.norm import rms_norm
 from kda_mla_kernels.numerics import F32
@@ -120,9 +120,9 @@ def interleaved(_):
 def blind_to_itself(right):
     """A query does not see its own token."""
 
-    def wrong(running, q, tile, visible, numerics):
+    def wrong(running, scores, values, visible, numerics):
         shifted = jnp.concatenate([visible[:, 1:], jnp.zeros_like(visible[:, :1])], axis=1)
-        return right(running, q, tile, shifted, numerics)
+        return right(running, scores, values, shifted, numerics)
 
     return wrong
 
@@ -145,7 +145,7 @@ MISTAKES = {
     "output of the old state": (delta_stage, "delta_rule", output_of_the_old_state),
     "no rotation": (gqa_stage, "turn", lambda _: lambda x, *rest: x),
     "interleaved rotation": (gqa_stage, "turn", interleaved),
-    "blind to itself": (sweep, "attend", blind_to_itself),
+    "blind to itself": (sweep, "add_tile", blind_to_itself),
     "no output gate": (gqa_stage, "output_gate", lambda _: lambda out, gate, numerics: out),
     "GELU": (mlp_stage, "swiglu", gelu),
 }

@@ -1,17 +1,22 @@
 """One pass over a layer's cache, which is streamed through VMEM tile by tile.
 
-While a tile is worked on, the next one is loaded into the other buffer, across sequences: tile
-number n of a layer, counted over all its sequences, lives in buffer ``n mod 2``. Its load starts
-when tile n - 1 is taken up, after all reads of tile n - 2, which had the same buffer; it is waited
-for before tile n is read. So a layer ends with nothing in flight, and the first tile of the next
-layer goes into buffer 0.
+While a tile is worked on, the next one is loaded, across sequences: tile number n of a layer,
+counted over all its sequences, lives in buffer ``n mod B``. Its load starts when tile n - 1 is
+taken up, after all reads of tile n - B, which had the same buffer; it is waited for before tile n
+is read. So a layer ends with nothing in flight, and the first tile of the next layer goes into
+buffer 0.
+
+Two buffers are enough if a tile is done with before the next one is taken up. With three, a tile is
+scored before the weights of the one before it are: neither waits for the other, so the matrix units
+have work while a softmax goes on.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +26,15 @@ from jax.experimental.pallas import tpu as pltpu
 
 from kda_mla_kernels.attention.cache import Cache, CacheShape
 from kda_mla_kernels.attention.fresh import Fresh, FreshTokens
-from kda_mla_kernels.attention.softmax import Running
+from kda_mla_kernels.attention.softmax import Running, add_tile
 from kda_mla_kernels.attention.split import Run, Split, whole_run
-from kda_mla_kernels.attention.tiles import LANES, check_tile, groups_of
+from kda_mla_kernels.attention.tiles import LANES, Groups, check_tile, groups_of
 from kda_mla_kernels.block import SUBLANES, Block, Where
 from kda_mla_kernels.numerics import Numerics
 
-__all__ = ["CacheSweep", "Source", "SweepScratch"]
+__all__ = ["CacheSweep", "Scores", "Source", "SweepScratch"]
+
+Scores: TypeAlias = list[jax.Array]
 
 
 @jax.tree_util.register_dataclass
@@ -36,14 +43,14 @@ class SweepScratch:
     """VMEM and semaphores of a pass."""
 
     columns: Any
-    """held [2, (G,) column dim, K], K is the tile"""
+    """held [B, (G,) column dim, K], K is the tile"""
     rows: Any
-    """held [2, (G,) K, row dim]"""
+    """held [B, (G,) K, row dim]"""
     heads: Any
     """f32 [S·T, H, D] queries, which their results replace sequence by sequence"""
     fresh: Fresh
     loads: Any
-    """DMA semaphores [2, 2]: buffer; columns or rows"""
+    """DMA semaphores [B, 2]: buffer; columns or rows"""
 
 
 class Source(NamedTuple):
@@ -64,6 +71,7 @@ class CacheSweep(ABC):
         heads: H, query heads.
         width: D, the most values that a query head or its result has.
         split: how positions are dealt out to ranks; None where the cache holds all.
+        ahead: whether a tile is scored before the one before it is weighed; the bits are the same.
 
     Raises:
         ValueError: slots, tile, block or split that do not fit together.
@@ -76,6 +84,7 @@ class CacheSweep(ABC):
     heads: int
     width: int
     split: Split | None = None
+    ahead: bool = False
 
     def __post_init__(self) -> None:
         check_tile(self.tile, self.block.tokens, self.cache.slots)
@@ -89,15 +98,12 @@ class CacheSweep(ABC):
                 )
 
     @abstractmethod
-    def attend(
-        self, running: Running, queries: jax.Array, tile: tuple[Any, Any], visible: jax.Array
-    ) -> Running:
-        """Adds a tile.
+    def scores(self, queries: jax.Array, tile: Cache) -> Scores:
+        """f32 [N, K] of each key/value head.
 
         Args:
             queries: [G, N, D] in the activation dtype.
             tile: VMEM references of columns and rows.
-            visible: bool [N, K].
         """
 
     @abstractmethod
@@ -116,14 +122,18 @@ class CacheSweep(ABC):
 
     def scratch(self) -> SweepScratch:
         """Shapes of the scratch."""
-        cache = self.cache
+        cache, buffers = self.cache, self._buffers
         return SweepScratch(
-            columns=pltpu.VMEM((2, *cache.heads, cache.column_dim, self.tile), cache.held),
-            rows=pltpu.VMEM((2, *cache.heads, self.tile, cache.row_dim), cache.held),
+            columns=pltpu.VMEM((buffers, *cache.heads, cache.column_dim, self.tile), cache.held),
+            rows=pltpu.VMEM((buffers, *cache.heads, self.tile, cache.row_dim), cache.held),
             heads=pltpu.VMEM((self.block.rows, self.heads, self.width), jnp.float32),
             fresh=self.fresh.scratch(),
-            loads=pltpu.SemaphoreType.DMA((2, 2)),
+            loads=pltpu.SemaphoreType.DMA((buffers, 2)),
         )
+
+    @property
+    def _buffers(self) -> int:
+        return 3 if self.ahead else 2
 
     def start(self, scratch: SweepScratch, source: Source) -> None:
         """Starts the load of the first tile of sequence 0."""
@@ -149,26 +159,36 @@ class CacheSweep(ABC):
         run, last = self._run(position), self._last(position)
         queries = self._queries(scratch, s)
 
-        def step(index: jax.Array, running: Running) -> Running:
-            buffer, other = self._buffer(taken + index), self._buffer(taken + index + 1)
-            self._start_next(scratch, source, (s, index, last), other)
-            self._wait(scratch, source, buffer)
-            here = run._replace(slot=run.slot - index * self.tile)
-            among = here.first < self.tile
-            if self.split is not None:
-                among &= here.begin < here.end
+        def take(index: Any) -> Cache:
+            self._start_next(scratch, source, (s, index, last), self._buffer(taken + index + 1))
+            self._wait(scratch, source, self._buffer(taken + index))
+            self._patch(scratch, self._buffer(taken + index), s, (run, index))
+            return tile(index)
 
-            @pl.when(among)
-            def _() -> None:
-                self._patch(scratch, buffer, s, (run, here))
+        def tile(index: Any) -> Cache:
+            buffer = self._buffer(taken + index)
+            return Cache(scratch.columns.at[buffer], scratch.rows.at[buffer])
 
-            tile = scratch.columns.at[buffer], scratch.rows.at[buffer]
+        def weigh(running: Running, scores: Scores, index: Any) -> Running:
             visible = self._visible(queries.shape[1], position, index)
-            return self.attend(running, queries, tile, visible)
+            values = self._by_head(tile(index).rows)
+            return add_tile(running, scores, values, visible, self.numerics)
+
+        def step(index: jax.Array, running: Running) -> Running:
+            return weigh(running, self.scores(queries, take(index)), index)
+
+        def step_ahead(index: jax.Array, carry: tuple[Scores, Running]) -> tuple[Scores, Running]:
+            following = self.scores(queries, take(index + 1))
+            return following, weigh(carry[1], carry[0], index)
 
         heads, rows, _ = queries.shape
-        empty = Running.empty(heads * rows, self.cache.row_dim)
-        running = lax.fori_loop(0, last + 1, step, empty)
+        running = Running.empty(heads * rows, self.cache.row_dim)
+        if self.ahead:
+            scores = self.scores(queries, take(0))
+            scores, running = lax.fori_loop(0, last, step_ahead, (scores, running))
+            running = weigh(running, scores, last)
+        else:
+            running = lax.fori_loop(0, last + 1, step, running)
         self._keep(scratch, s, self.result(running).reshape(heads, rows, -1))
         return taken + last + 1
 
@@ -187,7 +207,7 @@ class CacheSweep(ABC):
 
     def _buffer(self, number: jax.Array) -> jax.Array:
         """Where the layer's tile of this number lives."""
-        return lax.rem(number, 2)
+        return lax.rem(number, self._buffers)
 
     def _copies(
         self, scratch: SweepScratch, source: Source, at: tuple[Any, Any], buffer: Any
@@ -226,37 +246,60 @@ class CacheSweep(ABC):
         for copy in self._copies(scratch, source, (0, 0), buffer):
             copy.wait()
 
-    def _patch(
-        self, scratch: SweepScratch, buffer: Any, s: jax.Array, runs: tuple[Run, Run]
-    ) -> None:
-        """Puts the block's own tokens into the tile.
+    def _patch(self, scratch: SweepScratch, buffer: Any, s: jax.Array, at: tuple[Run, Any]) -> None:
+        """Puts those of the block's own tokens into a tile that have a slot there.
 
         Args:
-            runs: their slots, and the same counted from the tile's start.
+            at: slots of the tokens; index of the tile.
         """
-        run, here = runs
-        for patch, tile, axis, groups in zip(
-            (self.fresh.patch_columns, self.fresh.patch_rows),
-            (scratch.columns.at[buffer], scratch.rows.at[buffer]),
-            (len(self.cache.heads) + 1, len(self.cache.heads)),
-            groups_of(self.block.tokens, self.cache.slots),
-        ):
-            start = here.first - lax.rem(run.first, groups.size)
-            for number in range(groups.count):
-                at = start + number * groups.size
+        run, index = at
+        here = run._replace(slot=run.slot - index * self.tile)
+        among = here.first < self.tile
+        if self.split is not None:
+            among &= here.begin < here.end
+        columns, rows = groups_of(self.block.tokens, self.cache.slots)
+        fresh = self.fresh
 
-                def put(patch=patch, tile=tile, axis=axis, groups=groups, at=at) -> None:
-                    slots = pl.ds(pl.multiple_of(at, groups.size), groups.size)
-                    group = tile.at[(slice(None),) * axis + (slots,)]
-                    patch(group, scratch.fresh, s, here._replace(slot=here.slot - at))
+        def patch_columns(slots: Any, there: Run) -> None:
+            fresh.patch_columns(scratch.columns.at[buffer, ..., slots], scratch.fresh, s, there)
 
-                # The size of a group divides the tile, so a group is in one tile; and if there
-                # can be one group only, the tile with token 0 has it.
-                if groups.count == 1:
-                    put()
-                else:
-                    end = jnp.minimum(here.slot + here.end, self.tile)
-                    pl.when((at >= 0) & (at < end))(put)
+        def patch_rows(slots: Any, there: Run) -> None:
+            fresh.patch_rows(scratch.rows.at[buffer, ..., slots, :], scratch.fresh, s, there)
+
+        @pl.when(among)
+        def _() -> None:
+            self._patch_groups(columns, run, here, patch_columns)
+            self._patch_groups(rows, run, here, patch_rows)
+
+    def _patch_groups(
+        self, groups: Groups, run: Run, here: Run, patch: Callable[[Any, Run], None]
+    ) -> None:
+        """Calls ``patch(slots, run counted from their start)`` for each group with a token.
+
+        Args:
+            run: slots of the tokens. here: the same counted from the tile's start.
+        """
+        start = here.first - lax.rem(run.first, groups.size)
+        for number in range(groups.count):
+            at = start + number * groups.size
+
+            def put(at: Any = at) -> None:
+                slots = pl.ds(pl.multiple_of(at, groups.size), groups.size)
+                patch(slots, here._replace(slot=here.slot - at))
+
+            # The size of a group divides the tile, so a group is in one tile; and if there can be
+            # one group only, the tile with token 0 has it.
+            if groups.count == 1:
+                put()
+            else:
+                end = jnp.minimum(here.slot + here.end, self.tile)
+                pl.when((at >= 0) & (at < end))(put)
+
+    def _by_head(self, rows: Any) -> list[Any]:
+        """A tile's rows of each key/value head."""
+        if not self.cache.heads:
+            return [rows]
+        return [rows.at[g] for g in range(self.cache.head_count)]
 
     def _visible(self, rows: int, position: jax.Array, index: jax.Array) -> jax.Array:
         """bool [N, K]: whether a query of tokens from ``position`` on sees a slot of a tile."""

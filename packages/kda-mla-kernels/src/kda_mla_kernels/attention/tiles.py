@@ -9,14 +9,12 @@ __all__ = ["LANES", "Groups", "check_tile", "groups_of", "longest_tile"]
 LANES = 128
 ROWS = 16
 """Rows of a bf16 tile, and two tiles of f32: where a dynamic row offset may point."""
-LONGEST_TILE = 2048
-"""Slots: of one head of 256 the load of this many takes longer than the work on them."""
-TILE_BYTES = 8 << 20
-"""VMEM of two tiles."""
+TILE_BYTES = 4 << 20
+"""VMEM of a tile."""
 
 
-def longest_tile(slots: int, token_bytes: int) -> int:
-    """Slots per tile: the most that divide them, up to 2,048 and 8 MiB of VMEM for two tiles.
+def longest_tile(slots: int, token_bytes: int, most: int) -> int:
+    """Slots per tile: the most that divide them, up to ``most`` and 4 MiB of VMEM.
 
     The tile is part of the rounding tree: results of different tiles may differ in the last bit.
 
@@ -26,7 +24,7 @@ def longest_tile(slots: int, token_bytes: int) -> int:
     """
     if slots < LANES:
         return slots
-    most = min(LONGEST_TILE, TILE_BYTES // (2 * token_bytes))
+    most = min(most, TILE_BYTES // token_bytes)
     tiles = [tile for tile in range(LANES, most + 1, LANES) if slots % tile == 0]
     return max(tiles, default=LANES)
 

@@ -19,6 +19,9 @@ from kda_mla_kernels.mla.reference import MlaShape
 
 __all__ = ["MlaInputs", "MlaMemory", "cache_shape", "default_tile", "record_width"]
 
+LONGEST_TILE = 1024
+"""Slots: twice as many take 10 % less time each, but short contexts pay for a whole tile."""
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -66,11 +69,11 @@ def record_width(shape: MlaShape) -> int:
 
 
 def default_tile(shape: MlaShape, held: DTypeLike, slots: int) -> int:
-    """Slots per tile: the most that divide them, up to 2,048 and 8 MiB of VMEM.
+    """Slots per tile: the most that divide them, up to 1,024 and 12 MiB of VMEM for three tiles.
 
     The tile is part of the rounding tree: results of different tiles may differ in the last bit.
 
     Args:
         slots: L, below 128 or a multiple of 128.
     """
-    return longest_tile(slots, record_width(shape) * jnp.dtype(held).itemsize)
+    return longest_tile(slots, record_width(shape) * jnp.dtype(held).itemsize, LONGEST_TILE)

@@ -77,7 +77,7 @@ class LatentAttention:
         """The pass over the cache."""
         cache = cache_shape(self.shape, self.held, self.slots)
         width = max(record_width(self.shape), self.result_width)
-        sizes = self.tile, self.heads, width, self.split, self.shape.scale
+        sizes = self.tile, self.heads, width, self.split, True, self.shape.scale
         return LatentSweep(cache, self.block, self.numerics, *sizes)
 
     @property

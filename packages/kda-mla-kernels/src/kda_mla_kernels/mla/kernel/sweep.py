@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
-from kda_mla_kernels.attention.softmax import Running, add_tile
-from kda_mla_kernels.attention.sweep import CacheSweep
+from kda_mla_kernels.attention.cache import Cache
+from kda_mla_kernels.attention.softmax import Running
+from kda_mla_kernels.attention.sweep import CacheSweep, Scores
 from kda_mla_kernels.mla.kernel.partial import pack
-from kda_mla_kernels.numerics import Numerics
 
-__all__ = ["LatentSweep", "attend"]
-
-
-def attend(
-    running: Running,
-    q: jax.Array,
-    tile: tuple[Any, Any],
-    visible: jax.Array,
-    scale: float,
-    numerics: Numerics,
-) -> Running:
-    """Adds a tile.
-
-    Args:
-        q: [N, C + D or more] in the activation dtype.
-        tile: references or arrays, shared key dims [D, K] and latents [K, C].
-        visible: bool [N, K].
-    """
-    shared, latent = tile
-    width, end = latent.shape[-1], latent.shape[-1] + shared.shape[0]
-    scores = numerics.dot_rows(q[:, :width], latent[...])
-    scores = (scores + numerics.dot(q[:, width:end], shared[...])) * scale
-    return add_tile(running, [scores], [latent], visible, numerics)
+__all__ = ["LatentSweep"]
 
 
 @dataclass(frozen=True)
@@ -47,11 +24,16 @@ class LatentSweep(CacheSweep):
 
     scale: float = 1.0
 
-    def attend(
-        self, running: Running, queries: jax.Array, tile: tuple[Any, Any], visible: jax.Array
-    ) -> Running:
-        """Adds a tile."""
-        return attend(running, queries[0], tile, visible, self.scale, self.numerics)
+    def scores(self, queries: jax.Array, tile: Cache) -> Scores:
+        """Products with the latents and with the shared key dims, scaled.
+
+        The matrix units turn latents around for it, which takes twice the time of a plain product;
+        a second copy in columns would double the bytes, which take longer.
+        """
+        width, end = self.cache.row_dim, self.cache.record_width
+        q = queries[0]
+        latent = self.numerics.dot_rows(q[:, :width], tile.rows[...])
+        return [(latent + self.numerics.dot(q[:, width:end], tile.columns[...])) * self.scale]
 
     def result(self, running: Running) -> jax.Array:
         """The weighted mean of the latents; of a share of the positions, what can be merged."""

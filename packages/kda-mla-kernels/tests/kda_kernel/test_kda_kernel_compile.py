@@ -25,7 +25,8 @@ def compiled(target):
     found = aot.report(f"{TARGETS}:{target}")
     (kernel,) = found.kernels
     assert kernel.warnings == ()
-    assert found.memory["temp_size_in_bytes"] == 0
+    # Narrow arrays of the test's tokens are laid out anew, but nothing of a state's size.
+    assert found.memory["temp_size_in_bytes"] < 32 << 10
     return found, kernel
 
 

@@ -1,6 +1,9 @@
-"""The golden checkpoint; a small rank table, trained here, and the real control tokens."""
+"""The golden checkpoint and models loaded from it; a small rank table, trained here, and the real
+control tokens."""
 
+import os
 from collections import Counter
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,13 +11,18 @@ import jax
 import numpy as np
 import pytest
 from kda_mla_kernels.checkpoint import open_checkpoint
+from megakernel_kimi import package
 from megakernel_kimi.checkpoint import read_tensors
 from megakernel_kimi.config import KimiConfig
 from megakernel_kimi.tokenizer import KimiTokenizer
 from megakernel_kimi.tokenizer.convert import SPLIT
 from tokenizers import Regex, pre_tokenizers
+from tpu_collectives.testing import virtual_devices
 
+# Programs are compiled in a hurry: each runs a few times.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 jax.config.update("jax_platforms", "cpu")
+virtual_devices(8)
 
 TINY = Path(__file__).parent / "golden" / "k3_tiny"
 
@@ -74,6 +82,12 @@ def ranks():
 
 
 @pytest.fixture(scope="session")
+def few_ranks():
+    """As many as the golden checkpoint's vocabulary has room for."""
+    return train_ranks(merges=200)
+
+
+@pytest.fixture(scope="session")
 def specials(ranks):
     first = max(ranks.values()) + 1
     return {first + i: name for i, name in enumerate(SPECIALS)} | {first + 254: "[UNK]"}
@@ -103,3 +117,32 @@ def tiny_config(tiny_checkpoint):
 @pytest.fixture(scope="session")
 def tiny_tensors(tiny_checkpoint, tiny_config):
     return read_tensors(tiny_checkpoint, tiny_config)
+
+
+@pytest.fixture(scope="session")
+def load_tiny():
+    """Loads the golden checkpoint; equal arguments give the same model."""
+
+    @cache
+    def load(ranks=1, **options):
+        options = {"numerics": "f32", "max_context": 256, **options}
+        return package.load(TINY, devices=jax.devices()[:ranks], **options)
+
+    return load
+
+
+def row_state(state, row, positions):
+    """One row's recurrent state and the first positions of what it caches, as numpy."""
+    caches = state.caches
+    kept = {
+        "tail": caches.tail[:, :, row, :3],
+        "delta": caches.delta[:, :, row],
+        "latents": caches.latents[:, :, row, :positions],
+        "shared": caches.shared[:, :, row, :, :positions],
+    }
+    return {name: np.asarray(part) for name, part in kept.items()}
+
+
+@pytest.fixture(scope="session")
+def state_of_row():
+    return row_state

@@ -1,0 +1,5 @@
+"""Helpers for the tests of model packages."""
+
+from kda_mla_kernels.testing.sequence import Sequence
+
+__all__ = ["Sequence"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -13,17 +15,26 @@ from kda_mla_kernels.backend import (
     RANKS,
     BackendModel,
     LoadOptions,
+    Track,
     choose_devices,
+    chosen_kernel,
     held_dtype,
+    interpreter_for,
     progress_bar,
 )
+from kda_mla_kernels.block import Block
 from kda_mla_kernels.checkpoint import Checkpoint, open_checkpoint
 from kda_mla_kernels.errors import CheckpointError, ConfigError
 from kda_mla_kernels.model import GenerationDefaults
+from kda_mla_kernels.moe.kernel import ExpertForm
 from tpu_collectives import Topology, TopologyError
 
 from megakernel_kimi.chat import KimiChatFormat
 from megakernel_kimi.config import KimiConfig
+from megakernel_kimi.kernel.loading import load_kernel_weights
+from megakernel_kimi.kernel.plan import KernelModel, StepPlan
+from megakernel_kimi.kernel.programs import KernelPrograms
+from megakernel_kimi.kernel.refs import planned_stream
 from megakernel_kimi.layout import KimiLayout, legal_ranks
 from megakernel_kimi.loading import load_weights
 from megakernel_kimi.tensors import count_parameters
@@ -70,6 +81,7 @@ def load(
     feature_layers: Sequence[int] = (),
     progress: bool = False,
     expert_tp: int | None = None,
+    expert_form: ExpertForm = "mxfp4",
 ) -> BackendModel:
     """Loads a checkpoint of the family; arguments and errors as in the model protocol.
 
@@ -78,8 +90,9 @@ def load(
             the attention residual before the layer stores or changes it. The number of layers
             stands for the prefix after the last one.
         expert_tp: ranks that share one routed expert; default: as many as can.
+        expert_form: what the kernel holds gate and up of routed experts as: ``mxfp4``, as they are
+            stored, or lossless block FP8, ``fp8``, twice the bytes.
     """
-    _check_backend(backend)
     opened = open_checkpoint(checkpoint, revision, progress=progress)
     config = KimiConfig.from_dict(opened.config)
     ranks = choose_devices(devices)
@@ -93,7 +106,9 @@ def load(
         max_context=max_context,
         feature_layers=feature_layers,
     )
-    held = held_dtype(options.numerics, ranks[0].platform)
+    make = partial(_kernel_model, layout, options, expert_form)
+    kernel = chosen_kernel(backend, ranks, make)
+    held = held_dtype(options.numerics, ranks[0].platform) if kernel is None else kernel.held
     shapes = cache_shapes(layout, options.max_rows, options.slots, held)
     options.check_memory(shapes, ranks)
     tokenizer = _tokenizer(opened, config)
@@ -103,20 +118,14 @@ def load(
     generation = GenerationDefaults.from_json(opened.json("generation_config.json"), stops)
 
     mesh = Mesh(np.array(ranks), (RANKS,))
-    programs = Programs(
-        rank=Rank(layout, options.numerics, held),
-        mesh=mesh,
-        rows=options.max_rows,
-        slots=options.slots,
-        feature_layers=options.feature_layers,
-    )
-    weights = load_weights(opened, layout, mesh, held, progress_bar(progress))
+    source = _Source(opened, layout, mesh, held, options, progress_bar(progress))
+    weights, programs = source.xla() if kernel is None else source.kernel(kernel)
     info = options.describe(
         weights,
         len(ranks),
         family=family,
         name=opened.name,
-        backend="xla",
+        backend="xla" if kernel is None else "megakernel",
         legal_ranks=legal_ranks(config),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -127,11 +136,49 @@ def load(
     return BackendModel(info, generation, chat_format, text_side, weights, programs)
 
 
-def _check_backend(backend: str) -> None:
-    if backend not in ("auto", "xla", "megakernel"):
-        raise ConfigError(f"backend {backend!r} does not exist for this family; use xla or auto")
-    if backend == "megakernel":
-        raise ConfigError("backend 'megakernel' does not exist for this family yet; use xla")
+@dataclass(frozen=True)
+class _Source:
+    """A checked checkpoint and where it goes."""
+
+    checkpoint: Checkpoint
+    layout: KimiLayout
+    mesh: Mesh
+    held: np.dtype
+    options: LoadOptions
+    track: Track
+
+    def xla(self) -> tuple[Any, Programs]:
+        weights = load_weights(self.checkpoint, self.layout, self.mesh, self.held, self.track)
+        return weights, Programs(**self._sizes)
+
+    def kernel(self, model: KernelModel) -> tuple[Any, Programs]:
+        weights = load_kernel_weights(
+            self.checkpoint, self.layout, model.expert_shape, self.mesh, self.held, self.track
+        )
+        interpret = interpreter_for(self.mesh)
+        return weights, KernelPrograms(**self._sizes, model=model, interpret=interpret)
+
+    @property
+    def _sizes(self) -> dict[str, Any]:
+        options = self.options
+        return {
+            "rank": Rank(self.layout, options.numerics, self.held),
+            "mesh": self.mesh,
+            "rows": options.max_rows,
+            "slots": options.slots,
+            "feature_layers": options.feature_layers,
+        }
+
+
+def _kernel_model(
+    layout: KimiLayout, options: LoadOptions, form: ExpertForm, topology: Topology
+) -> KernelModel:
+    """Raises ConfigError for everything that would only show when the kernel is compiled."""
+    model = KernelModel(
+        layout, options.numerics, topology, options.slots, options.feature_layers, form
+    )
+    planned_stream(StepPlan(model, Block(options.max_rows, 1)))
+    return model
 
 
 def _lanes(devices: Sequence[jax.Device]) -> int | None:

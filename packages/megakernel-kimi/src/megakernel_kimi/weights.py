@@ -104,8 +104,8 @@ class MoeWeights:
     up: Array
     """[L, the lane's columns of D]"""
     shared: MlpWeights
-    experts: PackedExperts | None
-    """None where a loop hands out the layer's other weights alone"""
+    experts: Any
+    """``PackedExperts``, stacks of all layers; in a loop over layers None, then ``Packed``"""
 
 
 @jax.tree_util.register_dataclass

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,21 +17,21 @@ from kda_mla_kernels.backend import (
     LoadOptions,
     Track,
     choose_devices,
+    chosen_kernel,
     held_dtype,
+    interpreter_for,
     progress_bar,
 )
 from kda_mla_kernels.block import Block
 from kda_mla_kernels.checkpoint import Checkpoint, open_checkpoint
-from kda_mla_kernels.errors import ConfigError
 from kda_mla_kernels.model import GenerationDefaults
-from tpu_collectives import Topology, TopologyError
+from tpu_collectives import Topology
 
 from megakernel_qwen import embedded
 from megakernel_qwen.chat import QwenChatFormat, read_dialect
 from megakernel_qwen.config import MODEL_TYPES, QwenConfig
 from megakernel_qwen.kernel import KernelModel, KernelPrograms, load_kernel_weights
 from megakernel_qwen.kernel.plan import StepPlan
-from megakernel_qwen.kernel.programs import interpreter_for
 from megakernel_qwen.kernel.step import planned_stream
 from megakernel_qwen.layout import QwenLayout, legal_ranks
 from megakernel_qwen.tensors import expected_tensors, text_prefix
@@ -99,7 +99,7 @@ def load(
         max_context=max_context,
         feature_layers=feature_layers,
     )
-    kernel = _kernel_model(backend, layout, options, ranks)
+    kernel = chosen_kernel(backend, ranks, partial(_kernel_model, layout, options))
     held = held_dtype(options.numerics, platform) if kernel is None else kernel.held
     shapes = cache_shapes(layout, options.max_rows, options.slots, held)
     options.check_memory(shapes, ranks)
@@ -135,38 +135,8 @@ def _has_tokenizer(checkpoint: Checkpoint) -> bool:
     return (checkpoint.folder / "tokenizer.json").exists()
 
 
-def _kernel_model(
-    backend: str, layout: QwenLayout, options: LoadOptions, devices: Sequence[jax.Device]
-) -> KernelModel | None:
-    """What the kernel needs to know, or None where XLA runs the model."""
-    if backend not in ("auto", "xla", "megakernel"):
-        raise ConfigError(
-            f"backend {backend!r} does not exist for this family; use megakernel, xla or auto"
-        )
-    if backend == "xla" or (backend == "auto" and devices[0].platform != "tpu"):
-        return None
-    try:
-        return _checked_kernel(layout, options, devices)
-    except ConfigError as error:
-        if backend == "megakernel":
-            raise
-        warnings.warn(f"backend xla runs this model: {error}", stacklevel=3)
-        return None
-
-
-def _checked_kernel(
-    layout: QwenLayout, options: LoadOptions, devices: Sequence[jax.Device]
-) -> KernelModel:
+def _kernel_model(layout: QwenLayout, options: LoadOptions, topology: Topology) -> KernelModel:
     """Raises ConfigError for everything that would only show when the kernel is compiled."""
-    try:
-        topology = Topology.from_devices(devices)
-    except TopologyError as error:
-        raise ConfigError(str(error)) from None
-    if list(topology.devices()) != list(devices):
-        raise ConfigError(
-            "the megakernel backend takes devices in the order of their places:"
-            f" {[device.id for device in topology.devices()]}"
-        )
     model = KernelModel(layout, options.numerics, topology, options.slots, options.feature_layers)
     planned_stream(StepPlan(model, Block(options.max_rows, 1)))
     return model

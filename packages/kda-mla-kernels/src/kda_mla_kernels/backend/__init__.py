@@ -8,6 +8,13 @@ loading, and embedding and logits over a vocabulary that is cut over ranks.
 
 from kda_mla_kernels.backend.abstract import AbstractModel, AbstractProgram
 from kda_mla_kernels.backend.batch import Batch
+from kda_mla_kernels.backend.choice import chosen_kernel
+from kda_mla_kernels.backend.kernel_programs import (
+    KernelPrograms,
+    StepResult,
+    VerifyRecords,
+    interpreter_for,
+)
 from kda_mla_kernels.backend.memory import (
     Carry,
     ChunkRule,
@@ -43,6 +50,7 @@ __all__ = [
     "DeltaCaches",
     "DeltaRecords",
     "Fed",
+    "KernelPrograms",
     "LoadOptions",
     "Memory",
     "Passed",
@@ -50,13 +58,17 @@ __all__ = [
     "Share",
     "ShareReader",
     "Slot",
+    "StepResult",
     "Track",
+    "VerifyRecords",
     "Window",
     "cache_slots",
     "choose_devices",
+    "chosen_kernel",
     "embed",
     "gather_logits",
     "held_dtype",
+    "interpreter_for",
     "no_records",
     "place",
     "progress_bar",

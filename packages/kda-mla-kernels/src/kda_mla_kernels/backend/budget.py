@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 from jax.experimental.pallas import tpu as pltpu
-from kda_mla_kernels.errors import ConfigError
 from vmem_pool.stream import StreamPlan
 from vmem_pool.stream.plan import SATURATING_BYTES
 from vmem_pool.tiling import allocated_bytes
+
+from kda_mla_kernels.errors import ConfigError
 
 __all__ = ["VMEM_LIMIT_BYTES", "buffers", "fit_ring"]
 

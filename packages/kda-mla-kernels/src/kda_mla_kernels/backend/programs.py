@@ -12,10 +12,10 @@ feature layers, D hidden, V vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,9 +36,6 @@ from kda_mla_kernels.backend.ranks import SPLIT, WHOLE
 from kda_mla_kernels.sampling import Sampling, sample
 
 __all__ = ["Fed", "Passed", "Programs"]
-
-# Without this XLA may keep bf16 intermediates in f32, and the rounding would depend on fusion.
-_COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
 
 
 class Fed(NamedTuple):
@@ -74,6 +71,9 @@ class Programs(ABC):
     slots: int
     """positions that a row has room for"""
     feature_layers: tuple[int, ...]
+
+    # Otherwise XLA may keep bf16 intermediates in f32, and the rounding would depend on fusion.
+    compiler_options: ClassVar[Mapping[str, Any]] = {"xla_allow_excess_precision": False}
 
     # What a model is. All but the first run on one rank, inside of the programs.
 
@@ -123,7 +123,7 @@ class Programs(ABC):
         mapped = jax.shard_map(
             per_rank, mesh=self.mesh, in_specs=specs, out_specs=results, check_vma=False
         )
-        return jax.jit(mapped, donate_argnums=donate, compiler_options=_COMPILER_OPTIONS)
+        return jax.jit(mapped, donate_argnums=donate, compiler_options=dict(self.compiler_options))
 
     def empty(self) -> Any:
         """Zeroed caches, split over the ranks."""

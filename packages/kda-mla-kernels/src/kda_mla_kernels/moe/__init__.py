@@ -10,7 +10,9 @@ from kda_mla_kernels.moe.latent import (
 )
 from kda_mla_kernels.moe.packed import (
     HeldExperts,
+    Packed,
     PackedExperts,
+    StackedExperts,
     packed_experts,
     packed_experts_in_tiles,
 )
@@ -25,10 +27,12 @@ __all__ = [
     "LatentMoeTrace",
     "LatentMoeWeights",
     "MlpWeights",
+    "Packed",
     "PackedExperts",
     "RouterRule",
     "Routes",
     "SortedRoutes",
+    "StackedExperts",
     "choose",
     "dense_weights",
     "every_expert",

@@ -15,7 +15,7 @@ rows of a tile.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,15 @@ from kda_mla_kernels.moe.routes import sort_routes
 from kda_mla_kernels.numerics import Numerics
 from kda_mla_kernels.quant.mxfp4 import decode_halves, evens_first
 
-__all__ = ["HeldExperts", "PackedExperts", "packed_experts", "packed_experts_in_tiles"]
+__all__ = [
+    "HeldExperts",
+    "Packed",
+    "PackedExperts",
+    "StackedExperts",
+    "decoded_at_once",
+    "packed_experts",
+    "packed_experts_in_tiles",
+]
 
 _DECODED_BYTES = 64 << 20
 """Most bytes of decoded experts at a time, one expert excepted."""
@@ -50,26 +58,65 @@ class PackedExperts:
     down_scales: Any
     """[layers, E, F/32, C]"""
 
+
+@dataclass(frozen=True)
+class StackedExperts:
+    """One layer's experts, left in the stacks of all layers."""
+
+    stacks: PackedExperts
+    layer: jax.Array | int
+    """index in the stacks"""
+
     @property
     def experts(self) -> int:
         """E."""
-        return self.gate_up.shape[1]
+        return self.stacks.gate_up.shape[1]
 
     @property
     def at_once(self) -> int:
         """B."""
-        _, experts, rows, half = self.gate_up.shape
-        decoded = 3 * (rows // 2) * (2 * half) * 2
-        return max(1, min(_MOST_AT_ONCE, experts, _DECODED_BYTES // decoded))
+        _, experts, rows, half = self.stacks.gate_up.shape
+        return decoded_at_once(experts, rows // 2, 2 * half)
+
+    def decoded(self, experts: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+        """Some experts i32 [B]: gate and up [B, 2F, C], down [B, F, C]; the inputs of each evens
+        first."""
+        found: PackedExperts = jax.tree.map(lambda x: x[self.layer, experts], self.stacks)
+        return (
+            decode_halves(found.gate_up, found.gate_up_scales, 2, dtype),
+            decode_halves(found.down, found.down_scales, 1, dtype),
+        )
+
+
+def decoded_at_once(experts: int, channels: int, latent: int) -> int:
+    """B: how many experts to decode at a time."""
+    decoded = 3 * channels * latent * 2
+    return max(1, min(_MOST_AT_ONCE, experts, _DECODED_BYTES // decoded))
+
+
+class Packed(Protocol):
+    """Packed experts of one layer, however they are packed."""
+
+    @property
+    def experts(self) -> int:
+        """E."""
+        ...
+
+    @property
+    def at_once(self) -> int:
+        """B."""
+        ...
+
+    def decoded(self, experts: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+        """See :meth:`StackedExperts.decoded`."""
+        ...
 
 
 @dataclass(frozen=True)
 class HeldExperts:
     """The experts of one layer on one rank."""
 
-    packed: PackedExperts
-    layer: jax.Array | int
-    """index in the stacks"""
+    packed: Packed
     first: jax.Array | int
     """id of the first expert held"""
     dtype: Any
@@ -83,11 +130,9 @@ class HeldExperts:
         self, x: jax.Array, experts: jax.Array, activation: Activation, numerics: Numerics
     ) -> jax.Array:
         """Rows [B, rows, C], evens first, through the experts i32 [B]: f32 [B, rows, C]."""
-        packed = jax.tree.map(lambda stack: stack[self.layer, experts], self.packed)
-        gate_up = decode_halves(packed.gate_up, packed.gate_up_scales, 2, self.dtype)
+        gate_up, down = self.packed.decoded(experts, self.dtype)
         both = numerics.round(numerics.dot_rows_each(x, gate_up))
         gate, up = jnp.split(both, 2, axis=-1)
-        down = decode_halves(packed.down, packed.down_scales, 1, self.dtype)
         return numerics.dot_each(evens_first(activation(gate, up)), down)
 
 

@@ -175,7 +175,7 @@ def decode_jax(
         [..., N, K].
     """
     nibbles = jnp.stack([packed & 0xF, packed >> 4], axis=-1)
-    codes = _values(nibbles).reshape(*scales.shape, GROUP)
+    codes = nibble_values(nibbles).reshape(*scales.shape, GROUP)
     shape = (*packed.shape[:-1], packed.shape[-1] * 2)
     return (codes * _powers(scales)[..., None]).reshape(shape).astype(dtype)
 
@@ -196,7 +196,7 @@ def decode_halves(
         ``dtype``, twice as many entries along ``axis``.
     """
     powers = jnp.repeat(_powers(scales), GROUP // 2, axis=axis)
-    halves = [(_values(half) * powers).astype(dtype) for half in (packed & 0xF, packed >> 4)]
+    halves = [(nibble_values(half) * powers).astype(dtype) for half in (packed & 0xF, packed >> 4)]
     return jnp.concatenate(halves, axis=axis)
 
 
@@ -205,7 +205,7 @@ def evens_first(x: jax.Array) -> jax.Array:
     return jnp.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1)
 
 
-def _values(nibbles: jax.Array) -> jax.Array:
+def nibble_values(nibbles: jax.Array) -> jax.Array:
     """f32 value of each nibble, computed: a table would be looked up entry by entry."""
     sizes = (nibbles & 7).astype(jnp.int32)
     # 0 0.5 1 1.5 and 2 3 and 4 6

@@ -6,7 +6,7 @@ every program; a step that only reads and a commit that exchanges nothing get no
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, cast
 
 import jax
@@ -20,28 +20,17 @@ from kda_mla_kernels.mla.kernel import MlaMemory
 from kda_mla_kernels.moe.kernel import ExpertImages
 
 from megakernel_kimi.kernel.plan import StepPlan
-from megakernel_kimi.kernel.refs import Memory, Scalars, StepOutputs, step_scratch
+from megakernel_kimi.kernel.refs import KernelRecords, Memory, Scalars, StepOutputs, step_scratch
 from megakernel_kimi.kernel.step import run_step
 from megakernel_kimi.kernel.weights import KernelWeights
 
-__all__ = ["KernelRecords", "call_commit", "call_step"]
+__all__ = ["call_commit", "call_step"]
 
 STEP_COLLECTIVE_ID = 0
 
 _SMEM = pl.BlockSpec(memory_space=pltpu.SMEM)
 _VMEM = pl.BlockSpec(memory_space=pltpu.VMEM)
 _HBM = pl.BlockSpec(memory_space=pltpu.HBM)
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class KernelRecords:
-    """What a step would have done to the state."""
-
-    kda: Any
-    """f32 [Nk, P, record width]"""
-    mla: Any
-    """[Nm, P, record width]"""
 
 
 def call_step(

@@ -152,7 +152,6 @@ class _Packer:
         layout, row = self.reader.layout, self.found.router[at, 0]
         row[: layout.config.num_experts] = moe.router_bias
         row[bias_columns(layout) :] = moe.norm
-        assert moe.experts is not None
         packed = _packed(self.shape, moe.experts)
         for kept, part in zip(jax.tree.leaves(self.found.experts), jax.tree.leaves(packed)):
             kept[at] = part

@@ -19,7 +19,7 @@ from kda_mla_kernels.mla.kernel import LatentAttention, LatentCommit, default_ti
 from kda_mla_kernels.mlp import Activation, situ
 from kda_mla_kernels.mlp.kernel import FeedForward
 from kda_mla_kernels.moe import RouterRule
-from kda_mla_kernels.moe.kernel import ExpertShape, RoutedExperts
+from kda_mla_kernels.moe.kernel import ExpertForm, ExpertShape, RoutedExperts
 from kda_mla_kernels.numerics import Numerics
 from kda_mla_kernels.residual.kernel import Residual
 from tpu_collectives import AllReduce, ArgMax, Barrier, Topology
@@ -94,7 +94,7 @@ class KernelModel:
     topology: Topology
     slots: int
     feature_layers: tuple[int, ...] = ()
-    form: Any = "mxfp4"
+    form: ExpertForm = "mxfp4"
 
     def __post_init__(self) -> None:
         config = self.layout.config

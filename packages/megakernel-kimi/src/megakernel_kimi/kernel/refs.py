@@ -28,6 +28,7 @@ from megakernel_kimi.kernel.weights import (
 )
 
 __all__ = [
+    "KernelRecords",
     "Memory",
     "Refs",
     "Scalars",
@@ -61,6 +62,17 @@ class Memory:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class KernelRecords:
+    """What a step would have done to the state."""
+
+    kda: Any
+    """f32 [Nk, P, record width]"""
+    mla: Any
+    """[Nm, P, record width]"""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class StepOutputs:
     """What a step returns, per rank."""
 
@@ -74,6 +86,11 @@ class StepOutputs:
     """f32 [Nk, P, record width], HBM"""
     mla: Any
     """[Nm, P, record width], HBM"""
+
+    @property
+    def records(self) -> KernelRecords:
+        """What the commit applies."""
+        return KernelRecords(self.kda, self.mla)
 
 
 @jax.tree_util.register_dataclass

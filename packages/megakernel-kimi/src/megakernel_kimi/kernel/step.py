@@ -92,7 +92,11 @@ class Step:
         """Logits of this rank's vocabulary and the best token of all."""
         refs, plan, scratch = self.refs, self.refs.plan, self.refs.scratch
         layout = plan.model.layout
-        vectors = self._vectors.take(jnp.int32(2 * layout.config.num_hidden_layers))
+        layers = layout.config.num_hidden_layers
+        if layers in plan.model.feature_layers:
+            last = plan.model.feature_layers.index(layers)
+            refs.out.features[last] = scratch.residual.prefix[...]
+        vectors = self._vectors.take(jnp.int32(2 * layers))
         self._read(layout.config.num_blocks, vectors)
         reader = refs.stream.segment("head", pos)
         matvec(

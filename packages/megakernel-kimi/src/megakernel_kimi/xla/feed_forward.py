@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from kda_mla_kernels import moe, norm
-from kda_mla_kernels.backend import RANKS, Slot, sum_over_ranks
+from kda_mla_kernels.backend import RANKS, sum_over_ranks
 
 from megakernel_kimi.weights import MlpWeights, MoeWeights
 from megakernel_kimi.xla.rank import Rank
@@ -33,14 +33,11 @@ def dense_mlp(rank: Rank, weights: MlpWeights, x: jax.Array) -> jax.Array:
     return rank.numerics.round(sum_over_ranks(rank.numerics.dot(act, weights.down)))
 
 
-def mixture_of_experts(
-    rank: Rank, weights: MoeWeights, turn: Slot, x: jax.Array, few_rows: bool
-) -> jax.Array:
+def mixture_of_experts(rank: Rank, weights: MoeWeights, x: jax.Array, few_rows: bool) -> jax.Array:
     """Router and latent, routed experts, norm of their sum, projection back, shared experts.
 
     Args:
-        weights: of the layer, but the experts of the whole stack, of which ``turn`` is one entry:
-            a layer's experts are never taken out of it.
+        weights: of the layer; its experts stay in the stack of all layers.
         few_rows: whether rows must not depend on each other, as in decoding.
     """
     layout, config, numerics = rank.layout, rank.layout.config, rank.numerics
@@ -53,7 +50,7 @@ def mixture_of_experts(
     routes = moe.choose(jax.nn.sigmoid(scores), weights.router_bias, rule.router)
     first = lax.axis_index(RANKS) // layout.expert_tp * layout.experts
     assert weights.experts is not None, "the loop over layers puts them back"
-    held = moe.HeldExperts(weights.experts, turn, first, rank.held)
+    held = moe.HeldExperts(weights.experts, first, rank.held)
     experts = moe.packed_experts if few_rows else moe.packed_experts_in_tiles
     partial = experts(numerics.round(z), held, routes, rule.activation(numerics), numerics)
     mixed = numerics.round(sum_over_ranks(partial))

@@ -8,21 +8,23 @@ Letters: M tokens, D hidden, B blocks of the attention residual.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from kda_mla_kernels import norm, residual
 from kda_mla_kernels.backend import Batch, Carry, Memory, Slot, sum_over_ranks
+from kda_mla_kernels.moe import StackedExperts
 
+from megakernel_kimi.config import KimiConfig
 from megakernel_kimi.segments import Segment, segments
-from megakernel_kimi.weights import KdaWeights, LayerWeights, MlpWeights
+from megakernel_kimi.weights import KdaWeights, LayerWeights, MlpWeights, MoeWeights
 from megakernel_kimi.xla.attention import delta_attention, latent_attention
 from megakernel_kimi.xla.feed_forward import dense_mlp, mixture_of_experts
 from megakernel_kimi.xla.rank import Rank
 
-__all__ = ["Residual", "Run", "Stream", "run_layers"]
+__all__ = ["HeldLayers", "Layers", "Residual", "Run", "Stream", "run_layers"]
 
 
 @jax.tree_util.register_dataclass
@@ -90,9 +92,7 @@ class Run:
         where = stream.features.at[jnp.array(place)[layer]]
         return replace(stream, features=where.set(stream.residual.prefix, mode="drop"))
 
-    def layer(
-        self, stream: Stream, weights: LayerWeights, layer: Slot, slot: Slot, turn: Slot
-    ) -> Stream:
+    def layer(self, stream: Stream, weights: LayerWeights, layer: Slot, slot: Slot) -> Stream:
         """One layer: attention, then feed-forward, each reading a mixture."""
         rank, config = self.rank, self.rank.layout.config
         size = config.attn_res_block_size
@@ -109,7 +109,7 @@ class Run:
         if isinstance(weights.ffn, MlpWeights):
             out = dense_mlp(rank, weights.ffn, x)
         else:
-            out = mixture_of_experts(rank, weights.ffn, turn, x, self.batch.alone)
+            out = mixture_of_experts(rank, weights.ffn, x, self.batch.alone)
         return Stream(left.add(rank, out), stream.features, carry)
 
     def _attend(
@@ -121,50 +121,84 @@ class Run:
             )
         return latent_attention(self.rank, weights.attention, x, self.batch, carry, slot)
 
-    def segment(
-        self, stream: Stream, segment: Segment, members: tuple[LayerWeights, ...]
-    ) -> Stream:
+    def segment(self, stream: Stream, segment: Segment, layers: Layers) -> Stream:
         """The layers of a segment, as a loop over its turns."""
         config = self.rank.layout.config
         kinds = [form.attention for form in segment.forms]
         firsts = [config.attention_index(segment.first + i) for i in range(segment.period)]
-        shared, taken = zip(*(_without_experts(member) for member in members))
 
         def turn(stream: Stream, step: tuple[Slot, Any]) -> tuple[Stream, None]:
-            number, parts = step
-            for i, part in enumerate(parts):
-                weights = _with_experts(part, taken[i])
+            number, part = step
+            for i in range(segment.period):
+                weights = layers.member(segment, number, part, i)
                 layer = segment.first + number * segment.period + i
                 slot = firsts[i] + number * kinds.count(kinds[i])
-                stream = self.layer(stream, weights, layer, slot, number)
+                stream = self.layer(stream, weights, layer, slot)
             return stream, None
 
+        stacked = layers.stacked(segment)
         if segment.turns == 1:
-            return turn(stream, (0, jax.tree.map(lambda x: x[0], shared)))[0]
-        return lax.scan(turn, stream, (jnp.arange(segment.turns), shared))[0]
+            return turn(stream, (0, jax.tree.map(lambda x: x[0], stacked)))[0]
+        return lax.scan(turn, stream, (jnp.arange(segment.turns), stacked))[0]
 
 
-def _without_experts(member: LayerWeights) -> tuple[LayerWeights, Any]:
-    """The weights that a loop may cut per turn, and the experts, which it must leave in place."""
-    if isinstance(member.ffn, MlpWeights):
-        return member, None
-    return replace(member, ffn=replace(member.ffn, experts=None)), member.ffn.experts
+class Layers(Protocol):
+    """Where the weights of layers come from."""
+
+    def stacked(self, segment: Segment) -> Any:
+        """A pytree of arrays with one entry per turn of the segment, which a loop cuts."""
+        ...
+
+    def member(self, segment: Segment, turn: Slot, part: Any, index: int) -> LayerWeights:
+        """Layer ``index`` of a turn; ``part`` is the turn's entry of ``stacked``."""
+        ...
 
 
-def _with_experts(member: LayerWeights, experts: Any) -> LayerWeights:
+@dataclass(frozen=True)
+class HeldLayers:
+    """Layers as :class:`~megakernel_kimi.weights.KimiWeights` holds them.
+
+    Attributes:
+        by_first: the members of each segment's period, by the segment's first layer.
+    """
+
+    by_first: dict[int, tuple[LayerWeights, ...]]
+
+    @classmethod
+    def of(cls, config: KimiConfig, held: tuple[tuple[LayerWeights, ...], ...]) -> HeldLayers:
+        """The layers of all segments."""
+        firsts = [segment.first for segment in segments(config)]
+        return cls(dict(zip(firsts, held, strict=True)))
+
+    def stacked(self, segment: Segment) -> tuple[LayerWeights, ...]:
+        """Everything but the experts, which a loop must leave in place."""
+        return tuple(_without_experts(member) for member in self.by_first[segment.first])
+
+    def member(
+        self, segment: Segment, turn: Slot, part: tuple[LayerWeights, ...], index: int
+    ) -> LayerWeights:
+        """See the protocol."""
+        held = self.by_first[segment.first][index].ffn
+        if isinstance(held, MlpWeights):
+            return part[index]
+        experts = StackedExperts(held.experts, turn)
+        rest = part[index].ffn
+        assert isinstance(rest, MoeWeights)
+        return replace(part[index], ffn=replace(rest, experts=experts))
+
+
+def _without_experts(member: LayerWeights) -> LayerWeights:
     if isinstance(member.ffn, MlpWeights):
         return member
-    return replace(member, ffn=replace(member.ffn, experts=experts))
+    return replace(member, ffn=replace(member.ffn, experts=None))
 
 
-def run_layers(
-    run: Run, weights: tuple[tuple[LayerWeights, ...], ...], hidden: jax.Array, carry: Carry
-) -> Stream:
+def run_layers(run: Run, layers: Layers, hidden: jax.Array, carry: Carry) -> Stream:
     """All decoder layers on embedded tokens [M, D]."""
     config = run.rank.layout.config
     left = Residual(hidden, jnp.zeros((config.num_blocks, *hidden.shape), hidden.dtype))
     features = jnp.zeros((len(run.feature_layers), *hidden.shape), hidden.dtype)
     stream = Stream(left, features, carry)
-    for segment, members in zip(segments(config), weights, strict=True):
-        stream = run.segment(stream, segment, members)
+    for segment in segments(config):
+        stream = run.segment(stream, segment, layers)
     return run.keep_features(stream, config.num_hidden_layers)

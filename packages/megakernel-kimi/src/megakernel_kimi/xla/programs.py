@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,10 +22,25 @@ from kda_mla_kernels.backend import (
 
 from megakernel_kimi.weights import KimiWeights
 from megakernel_kimi.xla.caches import Caches, cache_shapes
-from megakernel_kimi.xla.forward import Run, run_layers
+from megakernel_kimi.xla.forward import HeldLayers, Layers, Run, run_layers
 from megakernel_kimi.xla.rank import Rank
 
-__all__ = ["Programs"]
+__all__ = ["Held", "Programs"]
+
+
+@dataclass(frozen=True)
+class Held:
+    """One rank's weights as programs read them."""
+
+    embedding: jax.Array
+    """[N, D]"""
+    layers: Layers
+    output_mix: jax.Array
+    """f32 [D]"""
+    final_norm: jax.Array
+    """f32 [D]"""
+    columns: Callable[[jax.Array], jax.Array]
+    """normed [M, D] -> f32 [M, N], this rank's logits"""
 
 
 @dataclass(frozen=True)
@@ -45,18 +62,26 @@ class Programs(backend.Programs):
         self, weights: KimiWeights, caches: Any, batch: Batch, memory: Memory, records: Any
     ) -> Passed:
         """See the base class. Features are the prefix that enters each feature layer."""
-        hidden = embed(weights.embedding, batch.flat(batch.tokens), self.rank.numerics)
+        held = self._held(weights)
+        hidden = embed(held.embedding, batch.flat(batch.tokens), self.rank.numerics)
         run = Run(self.rank, batch, memory, self.feature_layers)
-        stream = run_layers(run, weights.segments, hidden, (caches, records))
+        stream = run_layers(run, held.layers, hidden, (caches, records))
         blocks = self.rank.layout.config.num_blocks
-        mixed = stream.residual.read(self.rank, weights.output_mix, blocks)
+        mixed = stream.residual.read(self.rank, held.output_mix, blocks)
         return Passed(mixed, stream.features, *stream.carry)
 
     def head(self, weights: KimiWeights, hidden: jax.Array) -> jax.Array:
         """See the base class."""
         config, numerics = self.rank.layout.config, self.rank.numerics
-        normed = norm.stepwise_rms_norm(hidden, weights.final_norm, config.rms_norm_eps, numerics)
-        return gather_logits(numerics.dot_rows(normed, weights.head), config.vocab_size)
+        held = self._held(weights)
+        normed = norm.stepwise_rms_norm(hidden, held.final_norm, config.rms_norm_eps, numerics)
+        return gather_logits(held.columns(normed), config.vocab_size)
+
+    def _held(self, weights: Any) -> Held:
+        """What a program reads, however the weights are held."""
+        layers = HeldLayers.of(self.rank.layout.config, weights.segments)
+        columns = partial(self.rank.numerics.dot_rows, table=weights.head)
+        return Held(weights.embedding, layers, weights.output_mix, weights.final_norm, columns)
 
     def no_records(self, batch: Batch) -> DeltaRecords:
         """See the base class."""

@@ -6,7 +6,7 @@ every program; a step that only reads and a commit that exchanges nothing get no
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, cast
 
 import jax
@@ -19,28 +19,17 @@ from kda_mla_kernels.gdn.kernel import GdnMemory, GdnVectors
 from kda_mla_kernels.gqa.kernel import GqaMemory, GqaVectors
 
 from megakernel_qwen.kernel.plan import StepPlan
-from megakernel_qwen.kernel.step import Scalars, StepOutputs, run_step, step_scratch
+from megakernel_qwen.kernel.step import KernelRecords, Scalars, StepOutputs, run_step, step_scratch
 from megakernel_qwen.kernel.weights import KernelWeights
 from megakernel_qwen.xla.caches import Caches
 
-__all__ = ["KernelRecords", "call_commit", "call_step"]
+__all__ = ["call_commit", "call_step"]
 
 STEP_COLLECTIVE_ID = 0
 
 _SMEM = pl.BlockSpec(memory_space=pltpu.SMEM)
 _VMEM = pl.BlockSpec(memory_space=pltpu.VMEM)
 _HBM = pl.BlockSpec(memory_space=pltpu.HBM)
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class KernelRecords:
-    """What a step would have done to the state, and to which part of it."""
-
-    gdn: Any
-    """f32 [Nl, P, record width]"""
-    gqa: Any
-    """[Nf, P, record width]"""
 
 
 def call_step(

@@ -30,6 +30,7 @@ from megakernel_qwen.kernel.plan import StepPlan
 from megakernel_qwen.kernel.weights import KernelWeights, gate_rows, weight_shapes
 
 __all__ = [
+    "KernelRecords",
     "Scalars",
     "StepOutputs",
     "StepScratch",
@@ -53,6 +54,17 @@ class Scalars:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class KernelRecords:
+    """What a step would have done to the state, and to which part of it."""
+
+    gdn: Any
+    """f32 [Nl, P, record width]"""
+    gqa: Any
+    """[Nf, P, record width]"""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class StepOutputs:
     """What a step returns, per rank."""
 
@@ -66,6 +78,11 @@ class StepOutputs:
     """f32 [Nl, P, record width], HBM"""
     gqa: Any
     """[Nf, P, record width], HBM"""
+
+    @property
+    def records(self) -> KernelRecords:
+        """What the commit applies."""
+        return KernelRecords(self.gdn, self.gqa)
 
 
 @jax.tree_util.register_dataclass

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import numpy as np
@@ -17,7 +17,10 @@ import numpy as np
 from kda_mla_kernels.moe.kernel.packing import LANES, PackedMatrix
 from kda_mla_kernels.quant.mxfp4 import GROUP, BlockFp8, Mxfp4, to_block_fp8
 
-__all__ = ["ExpertImages", "ExpertShape"]
+__all__ = ["ExpertForm", "ExpertImages", "ExpertShape"]
+
+ExpertForm: TypeAlias = Literal["mxfp4", "fp8"]
+"""What gate and up are held as."""
 
 BYTE_ROWS = 32
 """Rows of a tile of bytes."""
@@ -46,8 +49,7 @@ class ExpertShape:
         latent: C, inputs of gate and up, outputs of down; a multiple of 128.
         channels: F, outputs of gate and of up on this rank; a multiple of 32.
         experts: E.
-        form: what gate and up are held as, ``mxfp4`` or (twice the bytes) lossless block FP8;
-            down is MXFP4 in both.
+        form: ``mxfp4``, or lossless block FP8, twice the bytes; down is MXFP4 in both.
 
     Raises:
         ValueError: widths that do not divide into whole groups and lanes.
@@ -56,9 +58,11 @@ class ExpertShape:
     latent: int
     channels: int
     experts: int
-    form: Literal["mxfp4", "fp8"] = "mxfp4"
+    form: ExpertForm = "mxfp4"
 
     def __post_init__(self) -> None:
+        if self.form not in get_args(ExpertForm):
+            raise ValueError(f"experts are held as mxfp4 or fp8, not as {self.form!r}")
         if self.channels % GROUP or self.latent % LANES:
             raise ValueError(
                 f"an expert share of {self.channels} channels on a latent of {self.latent}:"

@@ -1,0 +1,69 @@
+"""The compiled programs of the kernel backend; prefill is XLA's, over the kernel's weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from kda_mla_kernels import backend
+from kda_mla_kernels.backend import gather_logits
+from kda_mla_kernels.block import Block, Where
+from kda_mla_kernels.kda.kernel import KdaMemory
+from kda_mla_kernels.mla.kernel import MlaMemory
+
+from megakernel_kimi.kernel.calls import call_commit, call_step
+from megakernel_kimi.kernel.layers import StreamedLayers, head_matrix
+from megakernel_kimi.kernel.plan import KernelModel, StepPlan
+from megakernel_kimi.kernel.refs import KernelRecords, Memory, Scalars, StepOutputs
+from megakernel_kimi.kernel.weights import MIX, NORM, KernelWeights
+from megakernel_kimi.xla.caches import Caches
+from megakernel_kimi.xla.programs import Held, Programs
+
+__all__ = ["KernelPrograms"]
+
+
+@dataclass(frozen=True)
+class KernelPrograms(backend.KernelPrograms, Programs):
+    """All programs of one model on one mesh; caches and weights are those of the kernel."""
+
+    model: KernelModel
+    interpret: Any
+    """as in ``pallas_call``; see :func:`kda_mla_kernels.backend.interpreter_for`"""
+
+    def _held(self, weights: KernelWeights) -> Held:
+        """See the base class."""
+        rows, last = self.rank.layout.vocab_rows, weights.hidden[-1]
+
+        def columns(normed: jax.Array) -> jax.Array:
+            table = head_matrix(self.model, weights)
+            return self.rank.numerics.dot(normed, table)[:, :rows]
+
+        layers = StreamedLayers(self.model, weights)
+        return Held(weights.embedding[:rows], layers, last[MIX], last[NORM], columns)
+
+    def gathered(self, logits: jax.Array) -> jax.Array:
+        """See the base class."""
+        layout = self.rank.layout
+        return gather_logits(logits[:, : layout.vocab_rows], layout.config.vocab_size)
+
+    def run_step(
+        self, block: Block, weights: KernelWeights, caches: Caches, tokens: Any, where: Where
+    ) -> StepOutputs:
+        """See the base class."""
+        plan, table = StepPlan(self.model, block), jnp.asarray(self.model.table)
+        scalars = Scalars(tokens, where, table)
+        return call_step(plan, weights, _memory(caches), scalars, self.interpret)
+
+    def run_commit(
+        self, block: Block, caches: Caches, records: KernelRecords, where: Where, accepted: Any
+    ) -> Caches:
+        """See the base class."""
+        plan = StepPlan(self.model, block)
+        moved = call_commit(plan, _memory(caches), records, where, accepted, self.interpret)
+        return Caches(moved.kda.tail, moved.kda.delta, moved.mla.latent, moved.mla.shared)
+
+
+def _memory(caches: Caches) -> Memory:
+    return Memory(KdaMemory(caches.tail, caches.delta), MlaMemory(caches.latents, caches.shared))

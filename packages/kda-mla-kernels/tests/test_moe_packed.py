@@ -52,7 +52,7 @@ FORMS = {"rows": moe.packed_experts, "tiles": moe.packed_experts_in_tiles}
 
 
 def run(form, packed, x, chosen, first=0):
-    held = moe.HeldExperts(packed, 1, first, jnp.float32)
+    held = moe.HeldExperts(moe.StackedExperts(packed, 1), first, jnp.float32)
     return jax.jit(lambda x, r: FORMS[form](x, held, r, ACTIVATION, F32))(x, chosen)
 
 

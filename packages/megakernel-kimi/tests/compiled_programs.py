@@ -1,7 +1,7 @@
 """Compiles a program of the published model for 32 ranks: ``python compiled_programs.py NAME``.
 
-Prints the compiler's memory figures of one rank as JSON. A process of its own, without the flags
-that tests set for CPU programs.
+Prints the compiler's memory figures of one rank as JSON. A process of its own, without the options
+that tests set for programs on a CPU.
 """
 
 import json

@@ -1,7 +1,6 @@
 """The golden checkpoint and models loaded from it; a small rank table, trained here, and the real
 control tokens."""
 
-import os
 from collections import Counter
 from functools import cache
 from itertools import pairwise
@@ -10,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from kda_mla_kernels.backend import Programs
 from kda_mla_kernels.checkpoint import open_checkpoint
 from megakernel_kimi import package
 from megakernel_kimi.checkpoint import read_tensors
@@ -19,10 +19,11 @@ from megakernel_kimi.tokenizer.convert import SPLIT
 from tokenizers import Regex, pre_tokenizers
 from tpu_collectives.testing import virtual_devices
 
-# Programs are compiled in a hurry: each runs a few times.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 jax.config.update("jax_platforms", "cpu")
 virtual_devices(8)
+
+# Programs are compiled in a hurry: each runs a few times.
+Programs.compiler_options = {**Programs.compiler_options, "xla_backend_optimization_level": 0}
 
 TINY = Path(__file__).parent / "golden" / "k3_tiny"
 

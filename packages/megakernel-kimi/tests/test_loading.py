@@ -43,8 +43,7 @@ def nothing_is_read(monkeypatch):
     [
         ({"ranks": 3}, "3 ranks do not fit this model: .* use one of 1, 2, 4, 8"),
         ({"ranks": 8, "expert_tp": 16}, "expert_tp 16 does not fit 8 ranks .* one of 1, 2, 4, 8"),
-        ({"backend": "megakernel"}, "'megakernel' does not exist for this family yet; use xla"),
-        ({"backend": "cuda"}, "backend 'cuda' does not exist for this family; use xla or auto"),
+        ({"backend": "cuda"}, "backend 'cuda' does not exist for this family; use megakernel, xla"),
         ({"numerics": "f64"}, "numerics 'f64' must be one of f32, bf16, auto"),
         ({"max_context": 4097}, r"a context of 4097 positions lies outside 1\.\.4096"),
         ({"feature_layers": (8,)}, r"feature layer 8 lies outside 0\.\.7"),

@@ -25,6 +25,7 @@ __all__ = [
     "BlockFp8",
     "Mxfp4",
     "NotLosslessError",
+    "block_exponents",
     "decode",
     "decode_fp8",
     "decode_halves",
@@ -94,6 +95,12 @@ class Mxfp4:
         """[..., N, K] of the decoded matrix."""
         return (*self.packed.shape[:-1], self.packed.shape[-1] * 2)
 
+    @property
+    def used(self) -> np.ndarray:
+        """bool [..., N, K/32], whether any weight of a group is not zero."""
+        groups = (self.packed & 0x77).reshape(*self.scales.shape, GROUP // 2)
+        return np.asarray(groups.any(axis=-1))
+
     def check_exact(self, name: str = "weight") -> None:
         """Proves that decoding to bf16 or f32 rounds nothing, flushes nothing and meets no NaN.
 
@@ -104,7 +111,7 @@ class Mxfp4:
         """
         if self.scales.min() >= _LOWEST_EXACT_SCALE and self.scales.max() <= _HIGHEST_EXACT_SCALE:
             return
-        used = (self.packed & 0x77).reshape(*self.scales.shape, GROUP // 2).any(axis=-1)
+        used = self.used
         outside = (self.scales < _LOWEST_EXACT_SCALE) | (self.scales > _HIGHEST_EXACT_SCALE)
         bad = np.argwhere((outside & used) | (self.scales == _NAN_SCALE))
         if len(bad):
@@ -237,26 +244,38 @@ def to_block_fp8(weight: Mxfp4, block: int = 256, name: str = "weight") -> Block
         NotLosslessError: the result would not decode to the same numbers, zeros' signs included.
         ValueError: the block does not divide K, or :meth:`Mxfp4.check_exact` refuses the tensor.
     """
+    weight.check_exact(name)
+    exponents = block_exponents(weight, block, name)
+    blocks = (*exponents.shape, block // GROUP)
+    codes = CODES[unpack(weight.packed)].reshape(*weight.scales.shape, GROUP)
+    scales, used = weight.scales.reshape(blocks).astype(np.int32), weight.used.reshape(blocks)
+    shifts = np.where(used, scales - exponents[..., None], 0).reshape(weight.scales.shape)
+    wanted = np.ldexp(codes, shifts[..., None]).reshape(weight.shape)
+    values = wanted.astype(ml_dtypes.float8_e4m3fn)
+    _refuse_rounding(wanted, values, scales, used, name)
+    return BlockFp8(values, exponents)
+
+
+def block_exponents(weight: Mxfp4, block: int = 256, name: str = "weight") -> np.ndarray:
+    """The exponents of :func:`to_block_fp8` alone, u8 [..., N, K/block], without converting codes.
+
+    Raises:
+        NotLosslessError: a block's exponent would lie below what E8M0 can express.
+        ValueError: the block does not divide K.
+    """
     inputs = weight.shape[-1]
     if block <= 0 or block % GROUP or inputs % block:
         raise ValueError(f"block must be a multiple of {GROUP} that divides {inputs}, not {block}")
-    weight.check_exact(name)
-    codes = CODES[unpack(weight.packed)].reshape(*weight.scales.shape, GROUP)
     blocks = (*weight.scales.shape[:-1], inputs // block, block // GROUP)
     scales = weight.scales.reshape(blocks).astype(np.int32)
-    used = (codes != 0).any(axis=-1).reshape(blocks)
-    highest = np.where(used, scales, -1).max(axis=-1)
+    highest = np.where(weight.used.reshape(blocks), scales, -1).max(axis=-1)
     exponents = np.where(highest < 0, _BIAS, highest - _FP8_HEAD_ROOM)
     if exponents.min() < 1:
         raise NotLosslessError(
             f"{name}: scale byte {int(highest[exponents < 1].min())} leaves no room for an FP8"
             f" block exponent; the largest of a block must be at least {_FP8_HEAD_ROOM + 1}"
         )
-    shifts = np.where(used, scales - exponents[..., None], 0).reshape(weight.scales.shape)
-    wanted = np.ldexp(codes, shifts[..., None]).reshape(weight.shape)
-    values = wanted.astype(ml_dtypes.float8_e4m3fn)
-    _refuse_rounding(wanted, values, scales, used, name)
-    return BlockFp8(values, exponents.astype(np.uint8))
+    return exponents.astype(np.uint8)
 
 
 def _refuse_rounding(

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from kda_mla_kernels.moe.kernel.packing import LANES, PackedMatrix
-from kda_mla_kernels.quant.mxfp4 import GROUP, BlockFp8, Mxfp4, to_block_fp8
+from kda_mla_kernels.quant.mxfp4 import GROUP, Mxfp4, block_exponents, to_block_fp8
 
 __all__ = ["ExpertForm", "ExpertImages", "ExpertShape"]
 
@@ -26,6 +26,7 @@ BYTE_ROWS = 32
 """Rows of a tile of bytes."""
 FP8_BLOCK = 256
 """Inputs that share an FP8 block's exponent, at most."""
+_GATE_UP = "experts' gate and up"
 
 
 @jax.tree_util.register_dataclass
@@ -113,20 +114,56 @@ class ExpertShape:
         Raises:
             NotLosslessError: FP8 would round a weight.
         """
-        both = Mxfp4(
-            np.concatenate([gate.packed, up.packed], axis=-2),
-            np.concatenate([gate.scales, up.scales], axis=-2),
-        )
-        codes, scales = both.packed, both.scales
-        if self.form == "fp8":
-            block: BlockFp8 = to_block_fp8(both, self.gate_up.group, "experts' gate and up")
-            codes, scales = block.values.view(np.uint8), block.exponents
-        rows = [self.gate_up.pack_scales(scales), self.down.pack_scales(down.scales)]
         return ExpertImages(
-            gate_up=self.gate_up.pack_codes(codes),
-            down=self.down.pack_codes(down.packed),
-            scales=_stacked(rows, self.scale_rows),
+            gate_up=self.pack_gate_up(gate, up),
+            down=self.pack_down(down),
+            scales=self.pack_scales(self.gate_up_scales(gate, up), down.scales),
         )
+
+    # The parts of the above, for those who hold one at a time.
+
+    def pack_gate_up(self, gate: Mxfp4, up: Mxfp4, name: str = _GATE_UP) -> np.ndarray:
+        """Codes of gate and up, u8 [..., rows, columns].
+
+        Raises:
+            NotLosslessError: FP8 would round a weight; the message calls the matrix ``name``.
+        """
+        both = _joined(gate, up)
+        if self.form == "mxfp4":
+            return self.gate_up.pack_codes(both.packed)
+        values = to_block_fp8(both, self.gate_up.group, name).values
+        return self.gate_up.pack_codes(values.view(np.uint8))
+
+    def pack_down(self, down: Mxfp4) -> np.ndarray:
+        """Codes of down, u8 [..., rows, columns]."""
+        return self.down.pack_codes(down.packed)
+
+    def gate_up_scales(self, gate: Mxfp4, up: Mxfp4, name: str = _GATE_UP) -> np.ndarray:
+        """Scales of gate and up in this form, u8 [..., 2F, C / group].
+
+        Raises:
+            NotLosslessError: no FP8 exponent is low enough for a block.
+        """
+        both = _joined(gate, up)
+        if self.form == "mxfp4":
+            return both.scales
+        return block_exponents(both, self.gate_up.group, name)
+
+    def pack_scales(self, gate_up: np.ndarray, down: np.ndarray) -> np.ndarray:
+        """All scales, u8 [..., scale rows, 128].
+
+        Args:
+            gate_up: of :meth:`gate_up_scales`. down: as stored, [..., C, F/32].
+        """
+        rows = [self.gate_up.pack_scales(gate_up), self.down.pack_scales(down)]
+        return _stacked(rows, self.scale_rows)
+
+
+def _joined(gate: Mxfp4, up: Mxfp4) -> Mxfp4:
+    return Mxfp4(
+        np.concatenate([gate.packed, up.packed], axis=-2),
+        np.concatenate([gate.scales, up.scales], axis=-2),
+    )
 
 
 def _stacked(parts: Sequence[np.ndarray], rows: int) -> np.ndarray:

@@ -23,14 +23,24 @@ from kda_mla_kernels.backend import (
     progress_bar,
 )
 from kda_mla_kernels.block import Block
-from kda_mla_kernels.checkpoint import Checkpoint, open_checkpoint
+from kda_mla_kernels.checkpoint import Checkpoint
 from kda_mla_kernels.errors import CheckpointError, ConfigError
 from kda_mla_kernels.model import GenerationDefaults
 from kda_mla_kernels.moe.kernel import ExpertForm
+from tokenizers import Tokenizer
 from tpu_collectives import Topology, TopologyError
 
 from megakernel_kimi.chat import KimiChatFormat
 from megakernel_kimi.config import KimiConfig
+from megakernel_kimi.container import (
+    Converted,
+    ConvertedFolder,
+    Target,
+    find_converted,
+    load_converted,
+    open_source,
+)
+from megakernel_kimi.container.opened import Choices
 from megakernel_kimi.kernel.loading import load_kernel_weights
 from megakernel_kimi.kernel.plan import KernelModel, StepPlan
 from megakernel_kimi.kernel.programs import KernelPrograms
@@ -38,7 +48,7 @@ from megakernel_kimi.kernel.refs import planned_stream
 from megakernel_kimi.layout import KimiLayout, legal_ranks
 from megakernel_kimi.loading import load_weights
 from megakernel_kimi.tensors import count_parameters
-from megakernel_kimi.tokenizer import KimiTokenizer, load_tokenizer
+from megakernel_kimi.tokenizer import load_tokenizer
 from megakernel_kimi.xla.caches import cache_shapes
 from megakernel_kimi.xla.programs import Programs
 from megakernel_kimi.xla.rank import Rank
@@ -80,8 +90,9 @@ def load(
     max_context: int | None = None,
     feature_layers: Sequence[int] = (),
     progress: bool = False,
+    weights: str | Path = "auto",
     expert_tp: int | None = None,
-    expert_form: ExpertForm = "mxfp4",
+    expert_form: ExpertForm | None = None,
 ) -> BackendModel:
     """Loads a checkpoint of the family; arguments and errors as in the model protocol.
 
@@ -89,39 +100,47 @@ def load(
         feature_layers: layers whose entering prefix is kept: the sum inside the current block of
             the attention residual before the layer stores or changes it. The number of layers
             stands for the prefix after the last one.
+        weights: a folder that ``python -m megakernel_kimi.convert`` wrote for as many ranks. With
+            ``auto``, ``checkpoint`` may itself be one; otherwise the environment variable
+            ``KIMI_PRESHARDED_WEIGHTS`` may name one. Converted weights decide whatever is left
+            open here: numerics, ``expert_tp``, ``expert_form``, and the kernel as backend.
         expert_tp: ranks that share one routed expert; default: as many as can.
         expert_form: what the kernel holds gate and up of routed experts as: ``mxfp4``, as they are
-            stored, or lossless block FP8, ``fp8``, twice the bytes.
+            stored (default), or lossless block FP8, ``fp8``, twice the bytes.
+
+    Raises:
+        CheckpointError, ConfigError: also where converted weights are damaged, or were converted
+            from another checkpoint or for something else than what is asked for.
     """
-    opened = open_checkpoint(checkpoint, revision, progress=progress)
+    opened = open_source(checkpoint, revision, progress=progress)
     config = KimiConfig.from_dict(opened.config)
     ranks = choose_devices(devices)
-    layout = KimiLayout.of(config, len(ranks), lanes=_lanes(ranks), expert_tp=expert_tp)
+    converted = find_converted(opened, weights)
+    choices = Choices(backend, numerics, expert_tp, expert_form)
+    if converted is not None:
+        choices = converted.decide(config, len(ranks), choices)
+    layout = KimiLayout.of(config, len(ranks), lanes=_lanes(ranks), expert_tp=choices.expert_tp)
     options = LoadOptions.of(
         ranks[0].platform,
         longest_context=config.max_position_embeddings,
         last_feature=config.num_hidden_layers,
-        numerics=numerics,
+        numerics=choices.numerics,
         max_rows=max_rows,
         max_context=max_context,
         feature_layers=feature_layers,
     )
-    make = partial(_kernel_model, layout, options, expert_form)
-    kernel = chosen_kernel(backend, ranks, make)
+    make = partial(_kernel_model, layout, options, choices.expert_form or "mxfp4")
+    kernel = chosen_kernel(choices.backend, ranks, make)
     held = held_dtype(options.numerics, ranks[0].platform) if kernel is None else kernel.held
     shapes = cache_shapes(layout, options.max_rows, options.slots, held)
     options.check_memory(shapes, ranks)
-    tokenizer = _tokenizer(opened, config)
-    chat_format = KimiChatFormat(tokenizer) if tokenizer else None
-    stops = frozenset() if config.eos_token_id is None else frozenset({config.eos_token_id})
-    stops |= chat_format.stop_ids if chat_format else frozenset()
-    generation = GenerationDefaults.from_json(opened.json("generation_config.json"), stops)
+    control, chat_format, generation = _text_side(opened, config)
 
     mesh = Mesh(np.array(ranks), (RANKS,))
-    source = _Source(opened, layout, mesh, held, options, progress_bar(progress))
-    weights, programs = source.xla() if kernel is None else source.kernel(kernel)
+    source = _Source(opened, converted, layout, mesh, held, options, progress_bar(progress))
+    loaded, programs = source.xla() if kernel is None else source.kernel(kernel)
     info = options.describe(
-        weights,
+        loaded,
         len(ranks),
         family=family,
         name=opened.name,
@@ -132,15 +151,15 @@ def load(
         num_layers=config.num_hidden_layers,
         parameters=count_parameters(config).total,
     )
-    text_side = tokenizer.control if tokenizer else None
-    return BackendModel(info, generation, chat_format, text_side, weights, programs)
+    return BackendModel(info, generation, chat_format, control, loaded, programs)
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A checked checkpoint and where it goes."""
+    """A checked checkpoint or its converted weights, and where they go."""
 
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint | ConvertedFolder
+    converted: Converted | None
     layout: KimiLayout
     mesh: Mesh
     held: np.dtype
@@ -148,13 +167,20 @@ class _Source:
     track: Track
 
     def xla(self) -> tuple[Any, Programs]:
+        assert isinstance(self.checkpoint, Checkpoint), "converted weights are the kernel's"
         weights = load_weights(self.checkpoint, self.layout, self.mesh, self.held, self.track)
         return weights, Programs(**self._sizes)
 
     def kernel(self, model: KernelModel) -> tuple[Any, Programs]:
-        weights = load_kernel_weights(
-            self.checkpoint, self.layout, model.expert_shape, self.mesh, self.held, self.track
-        )
+        if self.converted is not None:
+            target = Target.of_model(model)
+            self.converted.check(target, self.checkpoint)
+            weights = load_converted(self.converted, target, self.mesh, self.track)
+        else:
+            assert isinstance(self.checkpoint, Checkpoint), "else there are converted weights"
+            weights = load_kernel_weights(
+                self.checkpoint, self.layout, model.expert_shape, self.mesh, self.held, self.track
+            )
         interpret = interpreter_for(self.mesh)
         return weights, KernelPrograms(**self._sizes, model=model, interpret=interpret)
 
@@ -191,8 +217,16 @@ def _lanes(devices: Sequence[jax.Device]) -> int | None:
         raise ConfigError(str(error)) from None
 
 
-def _tokenizer(checkpoint: Checkpoint, config: KimiConfig) -> KimiTokenizer | None:
-    """None if the checkpoint has none: weights alone take token ids and give token ids."""
-    if not (checkpoint.folder / "tiktoken.model").exists():
-        return None
-    return load_tokenizer(checkpoint.folder, vocab_size=config.vocab_size)
+def _text_side(
+    source: Checkpoint | ConvertedFolder, config: KimiConfig
+) -> tuple[Tokenizer | None, KimiChatFormat | None, GenerationDefaults]:
+    """Tokenizer, chat format and defaults; weights alone take token ids and give token ids."""
+    has_tokenizer = (source.folder / "tiktoken.model").exists()
+    stops = frozenset() if config.eos_token_id is None else frozenset({config.eos_token_id})
+    control = chat_format = None
+    if has_tokenizer:
+        tokenizer = load_tokenizer(source.folder, vocab_size=config.vocab_size)
+        control, chat_format = tokenizer.control, KimiChatFormat(tokenizer)
+        stops |= chat_format.stop_ids
+    generation = GenerationDefaults.from_json(source.json("generation_config.json"), stops)
+    return control, chat_format, generation

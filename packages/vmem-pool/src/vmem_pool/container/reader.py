@@ -51,8 +51,7 @@ class Container:
         Raises:
             ContainerError: a rank outside the mesh.
         """
-        if not 0 <= rank < self.spec.num_ranks:
-            raise ContainerError(f"rank {rank} is outside 0..{self.spec.num_ranks - 1}")
+        self._check_rank(rank)
         mapped = np.memmap(self.folder / self.manifest.files[rank].name, np.uint8, mode="r")
         tensors, at = {}, len(self.spec.header)
         for tensor in self.spec.tensors:
@@ -60,6 +59,19 @@ class Container:
             tensors[tensor.name] = data.view(tensor.dtype).reshape(tensor.shape)
             at += tensor.bytes
         return tensors
+
+    def verify(self, rank: int, how: Verify = Verify.FULL) -> None:
+        """Checks the file of a rank; several may be checked by threads at the same time.
+
+        Raises:
+            ContainerError: the file is missing or damaged; or a rank outside the mesh.
+        """
+        self._check_rank(rank)
+        _check_file(self.folder, self.spec, self.manifest.files[rank], how)
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.spec.num_ranks:
+            raise ContainerError(f"rank {rank} is outside 0..{self.spec.num_ranks - 1}")
 
 
 def open_container(

@@ -1,0 +1,99 @@
+"""``python -m megakernel_kimi.convert CHECKPOINT FOLDER --ranks N`` packs a checkpoint on disk.
+
+What it writes loads without packing, each rank's file as fast as it can be read. Run again after
+it was stopped, it goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import get_args
+
+from kda_mla_kernels.checkpoint import open_checkpoint
+from kda_mla_kernels.moe.kernel import ExpertForm
+from kda_mla_kernels.numerics import BF16, F32
+from vmem_pool import ContainerError
+from vmem_pool.container import WriteOptions, print_dry_run, read_manifest
+
+from megakernel_kimi.checkpoint import check_tensors
+from megakernel_kimi.config import KimiConfig
+from megakernel_kimi.container import Target, convert
+from megakernel_kimi.container.origin import origin_of
+from megakernel_kimi.layout import KimiLayout
+
+__all__ = ["main"]
+
+POLICIES = {policy.name: policy for policy in (BF16, F32)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code: 1 if the checkpoint cannot be converted."""
+    chosen = _parser().parse_args(arguments)
+    try:
+        _run(chosen)
+    except ValueError as error:  # checkpoints, configurations and containers all say what is wrong
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(chosen: argparse.Namespace) -> None:
+    checkpoint = open_checkpoint(chosen.checkpoint, chosen.revision)
+    config = KimiConfig.from_dict(checkpoint.config)
+    layout = KimiLayout.of(config, chosen.ranks, lanes=chosen.lanes, expert_tp=chosen.expert_tp)
+    target = Target.of(layout, POLICIES[chosen.numerics], chosen.form)
+    if chosen.dry_run:
+        check_tensors(checkpoint, config)
+        print_dry_run(chosen.folder, target.spec(origin_of(checkpoint, config)))
+        return
+    convert(checkpoint, chosen.folder, target, WriteOptions(chosen.only_ranks, progress=True))
+    try:
+        read_manifest(chosen.folder)
+    except ContainerError:
+        print(f"{chosen.folder} still lacks files of other ranks")
+    else:
+        print(f"{chosen.folder} is complete: load it like a checkpoint, on {layout.ranks} devices")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m megakernel_kimi.convert",
+        description="Writes the weights of every rank as the kernel reads them; resumable.",
+    )
+    parser.add_argument("checkpoint", help="folder or Hugging Face repository")
+    parser.add_argument("folder", help="where to write; it then stands for the checkpoint")
+    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="devices")
+    parser.add_argument(
+        "--lanes", type=int, metavar="N", help="devices of a host (default: at most 8)"
+    )
+    parser.add_argument(
+        "--expert-tp", type=int, metavar="N", help="ranks that share an expert (default: the most)"
+    )
+    parser.add_argument(
+        "--form", choices=get_args(ExpertForm), default="mxfp4", help="of gate and up of experts"
+    )
+    parser.add_argument(
+        "--numerics", choices=POLICIES, default=BF16.name, help="policy to load with"
+    )
+    parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a repository")
+    parser.add_argument(
+        "--only-ranks",
+        type=_ranks,
+        metavar="A-B",
+        help="write the files of these ranks only; other processes may write the others",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show sizes and free space, write nothing"
+    )
+    return parser
+
+
+def _ranks(text: str) -> range:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -71,3 +71,54 @@ def build(topology):
     here = SingleDeviceSharding(topology.devices[0])
     shapes = [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=here) for s in SHAPES]
     return jax.jit(_call()), tuple(shapes)
+
+
+def _pairs(chosen_ref, x_hbm, out_ref, buffers, sems):
+    """Loads two tiles on one semaphore for each chosen place, then waits for them in a loop."""
+
+    def copies(i):
+        return [
+            pltpu.make_async_copy(x_hbm.at[2 * i + n], buffers.at[2 * i + n], sems.at[i])
+            for n in range(2)
+        ]
+
+    def each_chosen(act):
+        def turn(i, carry):
+            pl.when(chosen_ref[i] == 1)(lambda: [act(copy) for copy in copies(i)] and None)
+            return carry
+
+        jax.lax.fori_loop(0, LAYERS, turn, 0)
+
+    each_chosen(lambda copy: copy.start())
+    each_chosen(lambda copy: copy.wait())
+    out_ref[...] = jnp.sum(buffers[...], axis=0)
+
+
+def pairs():
+    """A call of a kernel whose adjacent waits the compiler makes one, and its arguments."""
+    call = pl.pallas_call(
+        _pairs,
+        name="pairs",
+        out_shape=jax.ShapeDtypeStruct((8, 128), jnp.float32),
+        in_specs=[
+            pl.BlockSpec(memory_space=pltpu.SMEM),
+            pl.BlockSpec(memory_space=pltpu.HBM),
+        ],
+        out_specs=pl.BlockSpec(memory_space=pltpu.VMEM),
+        scratch_shapes=[
+            pltpu.VMEM((2 * LAYERS, 8, 128), jnp.float32),
+            pltpu.SemaphoreType.DMA((LAYERS,)),
+        ],
+        compiler_params=pltpu.CompilerParams(
+            vmem_limit_bytes=60 << 20, disable_bounds_checks=True, disable_semaphore_checks=True
+        ),
+    )
+    return call, SHAPES
+
+
+def build_pairs(topology):
+    """For the compiler."""
+    here = SingleDeviceSharding(topology.devices[0])
+    call, shapes = pairs()
+    placed = [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=here) for s in shapes]
+    return jax.jit(call), tuple(placed)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from event_kernels import LAYERS, layers
+from event_kernels import LAYERS, layers, pairs
 from vmem_pool.aot import Options, ScheduleError, read_schedule, report, trace_events
 
 pytestmark = [
@@ -80,3 +80,16 @@ def test_a_trace_of_another_program_is_refused(compiled, change):
 def test_a_missing_kernel_is_named(compiled):
     with pytest.raises(ScheduleError, match=r"no kernel other\.\.\."):
         read_schedule(compiled[0], "other")
+
+
+def test_a_loop_that_takes_several_transfers_a_turn_turns_once_for_all_of_them(tmp_path):
+    target = Path(__file__).parent / "event_kernels.py"
+    report(f"{target}:build_pairs", "tpu7x:2x2x1", Options(keep=tmp_path))
+    call, shapes = pairs()
+    chosen = np.ones(LAYERS, np.int32)
+    events = trace_events(call, *shapes, kernel="pairs", contents={0: chosen}).events
+    assert sum(event.op == "dma_wait" for event in events) == 2 * LAYERS
+    segments = read_schedule(tmp_path, "pairs").follow(events)
+    before_waits = [s.cycles for s, e in zip(segments, events) if e.op == "dma_wait"]
+    assert before_waits[3::2] == [0] * (LAYERS - 1)  # the second wait of a turn is in the first
+    assert min(before_waits[2::2]) > 0

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from vmem_pool.aot.events import Event, Semaphore, Trace, TraceError
-from vmem_pool.aot.walker import TRACKED, Walker, inner, opened, size_of, source_line, space_of
+from vmem_pool.aot.inventory import Site
+from vmem_pool.aot.walker import TRACKED, Walker, inner, opened, source_line
 
 __all__ = ["Follower"]
 
@@ -75,7 +76,7 @@ class Follower(Walker):
     ) -> list[Any]:
         name = eqn.primitive.name
         if name in TRACKED:
-            self.events.append(_event(eqn, arguments))
+            self.events.append(_event(eqn, arguments, self._site(eqn)))
             return [None] * len(eqn.outvars)
         if name == "get":
             return [_read(eqn, arguments)]
@@ -116,33 +117,27 @@ class Follower(Walker):
         return ", ".join(sorted(self.found.unknown))
 
 
-def _event(eqn: Any, arguments: list[Any]) -> Event:
-    name, avals = eqn.primitive.name, [atom.aval for atom in eqn.invars]
-    if not name.startswith("dma"):
-        return _semaphore_event(eqn, arguments)
-    tree = eqn.params["tree"]
-    source, destination = tree.unflatten(avals)[:2]
-    read, written, arrived, sent, device = tree.unflatten(arguments)
-    remote = "remote " if device is not None else ""
+def _event(eqn: Any, arguments: list[Any], site: Site) -> Event:
+    if not site.op.startswith("dma"):
+        return _semaphore_event(eqn, arguments, site)
+    read, written, arrived, sent, device = eqn.params["tree"].unflatten(arguments)
     return Event(
-        op=name,
-        source=source_line(eqn),
+        op=site.op,
+        source=site.source,
         semaphore=_semaphore(arrived),
-        amount=size_of(destination)[1],
-        route=f"{space_of(source)}->{remote}{space_of(destination)}",
+        amount=site.bytes,
+        route=site.route,
         device=_coordinates(device),
         sent=None if sent is None else _semaphore(sent),
         ends=(_argument(read), _argument(written)),
     )
 
 
-def _semaphore_event(eqn: Any, arguments: list[Any]) -> Event:
+def _semaphore_event(eqn: Any, arguments: list[Any], site: Site) -> Event:
     reference, transforms, amount, *rest = eqn.params["args_tree"].unflatten(arguments)
-    device = rest[0] if eqn.primitive.name == "semaphore_signal" else None
+    device = rest[0] if site.op == "semaphore_signal" else None
     semaphore = Semaphore(getattr(reference, "argument", None), _indices(transforms))
-    route = "local" if device is None else "remote"
-    source = source_line(eqn)
-    return Event(eqn.primitive.name, source, semaphore, amount, route, _coordinates(device))
+    return Event(site.op, site.source, semaphore, amount, site.route, _coordinates(device))
 
 
 def _semaphore(reference: Any) -> Semaphore:

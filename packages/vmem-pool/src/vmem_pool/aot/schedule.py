@@ -88,11 +88,14 @@ class Schedule:
         The compiler makes one wait of adjacent ones for a semaphore, and changes the order of
         adjacent starts; jax may give equal code in one file one line.
         """
-        if found := self._reached(states, event.op, event.source):
+        stays = {state: (state, Segment(0, {})) for state in states}
+        found = self._reached(states, event.op, event.source)
+        if previous is not None and previous[:3] == event[:3] and event.op.endswith("wait"):
+            return {**stays, **found}
+        if found:
             return found
-        merged = previous is not None and previous[:3] == event[:3] and event.op.endswith("wait")
-        if merged or (event.op == "dma_start" and self._just_passed(states, event)):
-            return {state: (state, Segment(0, {})) for state in states}
+        if event.op == "dma_start" and self._just_passed(states, event):
+            return stays
         return self._reached(states, event.op, event.source.partition(":")[0] + ":")
 
     def _just_passed(self, states: Sequence[_State], event: Event) -> bool:

@@ -22,6 +22,8 @@ from vmem_pool.aot.inventory import Inventory, Site
 __all__ = ["TRACKED", "Walker", "inner", "jaxpr_of", "opened", "size_of", "source_line", "space_of"]
 
 TRACKED = ("dma_start", "dma_wait", "semaphore_signal", "semaphore_wait")
+STEERING = (*TRACKED, "pallas_call", "run_scoped", "while")
+"""Equations that are walked whatever their results are."""
 UNCHANGED = (
     "broadcast_in_dim",
     "convert_element_type",
@@ -65,7 +67,10 @@ class Walker:
 
     def __init__(self, axes: Mapping[str, int], unknown_trips: int) -> None:
         self.axes, self.unknown_trips, self.found = axes, unknown_trips, Inventory()
+        self._sites: dict[int, Site] = {}
         self._tracks = functools.cache(self._tracks_uncached)
+        self._steers = functools.cache(self._steers_uncached)
+        self._lively = functools.cache(self._lively_uncached)
 
     def run(
         self,
@@ -83,10 +88,26 @@ class Walker:
                 return known.get(atom)
             return None if atom.aval.shape else getattr(atom.val, "item", lambda: atom.val)()
 
-        for eqn in opened(jaxpr).eqns:
+        for eqn in self._lively(opened(jaxpr)):
             values = self._equation(eqn, [read(atom) for atom in eqn.invars], nest, grid)
             known.update(zip(eqn.outvars, values))
         return [read(atom) for atom in opened(jaxpr).outvars]
+
+    def _lively_uncached(self, jaxpr: Any) -> tuple[Any, ...]:
+        """Equations with anything to count or to evaluate. The arithmetic of vectors is most of a
+        kernel, and would be walked once for each turn of its loops."""
+        return tuple(eqn for eqn in jaxpr.eqns if self._is_lively(eqn))
+
+    def _is_lively(self, eqn: Any) -> bool:
+        if eqn.primitive.name in STEERING or any(map(self._steers, inner(eqn))):
+            return True
+        return any(not getattr(result.aval, "shape", ()) for result in eqn.outvars)
+
+    def _steers_uncached(self, jaxpr: Any) -> bool:
+        return any(
+            eqn.primitive.name in STEERING or any(map(self._steers, inner(eqn)))
+            for eqn in opened(jaxpr).eqns
+        )
 
     def _tracks_uncached(self, jaxpr: Any) -> bool:
         return any(
@@ -216,18 +237,25 @@ class Walker:
             yield Site("block", f"{route} #{number}", *size_of(aval), "", nest), len(changes)
 
     def _count(self, eqn: Any, nest: str) -> None:
-        name, avals = eqn.primitive.name, [atom.aval for atom in eqn.invars]
-        if name.startswith("dma"):
-            source, destination, _, _, device = eqn.params["tree"].unflatten(avals)
-            to = ("remote " if device is not None else "") + space_of(destination)
-            site = Site(
-                name, f"{space_of(source)}->{to}", *size_of(destination), source_line(eqn), nest
-            )
-        else:
-            device = jax.tree.unflatten(eqn.params["args_tree"], avals)[3:4]
-            remote = name == "semaphore_signal" and any(d is not None for d in device)
-            site = Site(name, "remote" if remote else "local", "", 0, source_line(eqn), nest)
-        self.found.add(site)
+        self.found.add(self._site(eqn)._replace(nest=nest))
+
+    def _site(self, eqn: Any) -> Site:
+        """What is the same each time an equation runs; the jaxpr that is walked keeps it alive."""
+        if id(eqn) not in self._sites:
+            self._sites[id(eqn)] = _site_of(eqn)
+        return self._sites[id(eqn)]
+
+
+def _site_of(eqn: Any) -> Site:
+    name, avals = eqn.primitive.name, [atom.aval for atom in eqn.invars]
+    if not name.startswith("dma"):
+        device = jax.tree.unflatten(eqn.params["args_tree"], avals)[3:4]
+        remote = name == "semaphore_signal" and any(d is not None for d in device)
+        return Site(name, "remote" if remote else "local", "", 0, source_line(eqn), "")
+    source, destination, _, _, device = eqn.params["tree"].unflatten(avals)
+    to = ("remote " if device is not None else "") + space_of(destination)
+    route = f"{space_of(source)}->{to}"
+    return Site(name, route, *size_of(destination), source_line(eqn), "")
 
 
 def jaxpr_of(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -22,9 +22,10 @@ def run(numerics, rows, updates, vectors, closing):
     def kernel(updates, vectors, out, scratch):
         stage.reset(scratch)
         for at in range(len(updates)):
-            stage.add(scratch, updates[at])
             finished = sum(block < at for block in closing)
-            out[at] = stage.mix(scratch, jnp.int32(finished), vectors[at])
+            stage.prepare(scratch, jnp.int32(finished), vectors[at])
+            stage.add(scratch, updates[at])
+            out[at] = stage.mix(scratch, vectors[at])
             if at in closing:
                 stage.close_block(scratch, jnp.int32(finished))
 

@@ -44,12 +44,14 @@ class FeedForward:
         block: rows of a step.
         numerics: the policy.
         activation: of rounded gate and up; SwiGLU unless given.
+        group: slots of the stream that are waited for together; more run faster in longer code.
     """
 
     width: int
     block: Block
     numerics: Numerics
     activation: Activation | None = None
+    group: int = 2
 
     def scratch(self) -> FeedForwardScratch:
         """An entry of ``scratch_shapes``."""
@@ -68,7 +70,7 @@ class FeedForward:
 
     def widen(self, scratch: FeedForwardScratch, reader: SegmentReader, x: Any) -> None:
         """The first half: gate, up and activation."""
-        matvec(reader, "gate_up", x, scratch.gate_up, precision=self.numerics.precision)
+        self._product(reader, "gate_up", x, scratch.gate_up)
         both = scratch.gate_up[...]
         gate, up = both[:, : self.width], both[:, self.width :]
         act = self.activation or partial(swiglu, numerics=self.numerics)
@@ -76,4 +78,7 @@ class FeedForward:
 
     def narrow(self, scratch: FeedForwardScratch, reader: SegmentReader, out: Any) -> None:
         """The second half: down."""
-        matvec(reader, "down", scratch.hidden, out, precision=self.numerics.precision)
+        self._product(reader, "down", scratch.hidden, out)
+
+    def _product(self, reader: SegmentReader, name: str, x: Any, out: Any) -> None:
+        matvec(reader, name, x, out, group=self.group, precision=self.numerics.precision)

@@ -34,6 +34,12 @@ class ResidualScratch:
     """[B, P, D] finished blocks, oldest first"""
     scales: Any
     """f32 [B, P, 128] each block row's factor to unit mean square, in every lane"""
+    total: Any
+    """f32 [P, D] weighted sum of the finished blocks, weights relative to ``top``"""
+    top: Any
+    """f32 [P, 128] largest score of a finished block"""
+    mass: Any
+    """f32 [P, 128] sum of the weights"""
 
 
 @dataclass(frozen=True)
@@ -64,42 +70,61 @@ class Residual:
             prefix=pltpu.VMEM((rows, self.hidden), held),
             blocks=pltpu.VMEM((self.blocks, rows, self.hidden), held),
             scales=pltpu.VMEM((self.blocks, rows, LANES), jnp.float32),
+            total=pltpu.VMEM((rows, self.hidden), jnp.float32),
+            top=pltpu.VMEM((rows, LANES), jnp.float32),
+            mass=pltpu.VMEM((rows, LANES), jnp.float32),
         )
 
     def reset(self, scratch: ResidualScratch) -> None:
         """No block and an empty prefix. What is not finished must be finite, and here is zero."""
-        for ref in (scratch.prefix, scratch.blocks, scratch.scales):
+        for ref in (scratch.prefix, scratch.blocks, scratch.scales, scratch.total, scratch.mass):
             ref[...] = jnp.zeros(ref.shape, ref.dtype)
+        scratch.top[...] = jnp.full(scratch.top.shape, UNFINISHED)
 
-    def mix(self, scratch: ResidualScratch, finished: Any, vector: jax.Array) -> jax.Array:
-        """The mixture of the finished blocks and of the prefix, as :func:`~..residual.mix`.
+    def prepare(self, scratch: ResidualScratch, finished: Any, vector: jax.Array) -> None:
+        """The finished blocks' part of the next mixture, which does not need the prefix.
 
         All blocks are read, also those that are not finished: one stretch of code without a branch
         takes less time than a loop over fewer.
 
         Args:
-            finished: i32, blocks that are finished; 0 gives the prefix itself.
+            finished: i32, blocks that are finished.
             vector: f32 [1, D], see :func:`~kda_mla_kernels.residual.fold`.
+        """
+        scores = [
+            jnp.where(block < finished, self._score(scratch, block, vector), UNFINISHED)
+            for block in range(self.blocks)
+        ]
+        top = scores[0]
+        for score in scores[1:]:
+            top = jnp.maximum(top, score)
+        shares = [
+            jnp.where(block < finished, jnp.exp(score - top), 0.0)
+            for block, score in enumerate(scores)
+        ]
+        total = sum(
+            share * scratch.blocks[block].astype(jnp.float32) for block, share in enumerate(shares)
+        )
+        scratch.total[...] = jnp.asarray(total)
+        scratch.top[...] = jnp.broadcast_to(top, scratch.top.shape)
+        scratch.mass[...] = jnp.broadcast_to(jnp.asarray(sum(shares)), scratch.mass.shape)
+
+    def mix(self, scratch: ResidualScratch, vector: jax.Array) -> jax.Array:
+        """The mixture of the blocks as prepared and of the prefix, as :func:`~..residual.mix`.
+
+        Args:
+            vector: that of :meth:`prepare`.
 
         Returns:
             [P, D] in the activation dtype.
         """
         prefix = scratch.prefix[...].astype(jnp.float32)
         own = row_sums(prefix * vector) * self._unit(prefix)
-        scores = [
-            jnp.where(block < finished, self._score(scratch, block, vector), UNFINISHED)
-            for block in range(self.blocks)
-        ]
-        top = own
-        for score in scores:
-            top = jnp.maximum(top, score)
-        share = jnp.exp(own - top)
-        total, mass = share * prefix, share
-        for block, score in enumerate(scores):
-            share = jnp.exp(score - top)
-            total = total + share * scratch.blocks[block].astype(jnp.float32)
-            mass = mass + share
-        return self.numerics.round(total / mass)
+        before = scratch.top[:, :1]
+        top = jnp.maximum(before, own)
+        kept, share = jnp.exp(before - top), jnp.exp(own - top)
+        mass = kept * scratch.mass[:, :1] + share
+        return self.numerics.round((kept * scratch.total[...] + share * prefix) / mass)
 
     def close_block(self, scratch: ResidualScratch, index: Any) -> None:
         """Keeps the prefix as block ``index``; the next sum starts from nothing."""

@@ -1,8 +1,8 @@
-"""The mixture of experts of a layer: all of it, from the normed rows to the prefix.
+"""The mixture of experts of a layer, from the normed rows to columns of what the prefix gets.
 
 Off-chip exchanges: latent and router logits in one message within the host, the sum of routed and
-shared experts, and the gather of the output's columns within the host. The shared experts run in
-the shadow of the first.
+shared experts, and, with the caller, the gather of the output's columns within the host. The shared
+experts run in the shadow of the first.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ def router_loads(refs: Refs) -> Turns:
 
 
 def mixture_of_experts(refs: Refs, index: Any, pos: Any) -> Any:
-    """Expert layer ``index``, added to the prefix. Returns where the stream stands."""
+    """Expert layer ``index``: leaves this rank's columns of what the prefix gets in ``around.out``.
+
+    Returns where the stream stands.
+    """
     plan, scratch = refs.plan, refs.scratch
     model, around = plan.model, scratch.around
-    config, precision = model.layout.config, model.numerics.precision
+    config, precision, round_ = model.layout.config, model.numerics.precision, model.numerics.round
     reader = refs.stream.segment("moe", pos)
     matvec(reader, "front", scratch.normed, around.front, precision=precision)
     handle = plan.gather_latent.start(scratch.gather_latent, around.front[...], index)
@@ -48,17 +51,13 @@ def mixture_of_experts(refs: Refs, index: Any, pos: Any) -> Any:
     scores, first = jax.nn.sigmoid(logits), _first_expert(refs)
     plan.experts.start(scratch.experts, refs.weights.experts, index, scores, bias, first)
     plan.shared.narrow(scratch.shared, reader, scratch.partial)
-    routed = plan.experts(
-        scratch.experts, refs.weights.experts, index, model.numerics.round(latent)
-    )
-    routed, shared = _summed(refs, routed, index)
+    routed = plan.experts(scratch.experts, refs.weights.experts, index, round_(latent))
+    routed, shared = plan.sum_experts(scratch.sum_experts, routed, scratch.partial[...], index)
     around.normed[...] = _normed(refs, routed, vectors[:, bias_columns(model.layout) :])
     _next_loads(refs, index)
     matvec(reader, "up", around.normed, around.up, precision=precision)
-    out = _own_columns(refs, shared)
-    handle = plan.gather_hidden.start(scratch.gather_hidden, out, index)
-    (whole,) = plan.gather_hidden.finish(handle, (config.hidden_size,))
-    plan.residual.add(scratch.residual, whole)
+    out = round_(around.up[...]).astype(jnp.float32) + round_(shared).astype(jnp.float32)
+    around.out[...] = round_(out)
     return reader.done()
 
 
@@ -70,39 +69,14 @@ def _first_expert(refs: Refs) -> Any:
     return lax.div(lax.axis_index(RANKS), jnp.int32(layout.expert_tp)) * layout.experts
 
 
-def _summed(refs: Refs, routed: jax.Array, index: Any) -> tuple[jax.Array, jax.Array]:
-    """Sums over ranks of routed experts [P, C] and shared experts [P, D], rounded."""
-    plan, scratch = refs.plan, refs.scratch
-    rows, width = plan.block.rows, routed.shape[1]
-    both = jnp.concatenate([routed[:rows], scratch.partial[...][:rows]], axis=1)
-    total = plan.reduce_experts(scratch.reduce_experts, both, index)
-    missing = plan.block.padded - rows
-    if missing:
-        total = jnp.concatenate([total, jnp.zeros((missing, total.shape[1]), total.dtype)])
-    total = plan.model.numerics.round(total)
-    return total[:, :width], total[:, width:]
-
-
 def _normed(refs: Refs, routed: jax.Array, gain: jax.Array) -> jax.Array:
     model = refs.plan.model
     eps = model.layout.config.rms_norm_eps
     norm = partial(stepwise_rms_norm, weight=gain, eps=eps, numerics=model.numerics)
-    return by_sublanes(norm, routed)
+    return by_sublanes(norm, model.numerics.round(routed))
 
 
 def _next_loads(refs: Refs, index: Any) -> None:
     @pl.when(index + 1 < len(refs.plan.model.layout.config.moe_layers))
     def _() -> None:
         router_loads(refs).start(index + 1)
-
-
-def _own_columns(refs: Refs, shared: jax.Array) -> jax.Array:
-    """Routed plus shared in the columns of this rank's lane: [P, hidden columns]."""
-    layout, numerics, around = refs.plan.model.layout, refs.plan.model.numerics, refs.scratch.around
-    columns = layout.hidden_columns
-    for lane in range(layout.lanes):
-        part = shared[:, lane * columns : (lane + 1) * columns]
-        around.shared[lane, :, : part.shape[1]] = part
-    own = lax.rem(lax.axis_index(RANKS), jnp.int32(layout.lanes))
-    routed = numerics.round(around.up[...]).astype(jnp.float32)
-    return numerics.round(routed + around.shared[own].astype(jnp.float32))

@@ -59,6 +59,10 @@ class LaneGather:
             sent = jnp.concatenate([sent, jnp.zeros((len(sent), missing), self.dtype)], axis=1)
         return self._gather.start(refs, sent, use)
 
+    def resume(self, refs: Any, use: Any) -> Any:
+        """The handle of a use that was started in another branch."""
+        return self._gather.resume(refs, use)
+
     def finish(self, handle: Any, wholes: tuple[int, ...]) -> list[jax.Array]:
         """Waits for the columns of all.
 

@@ -32,6 +32,10 @@ class Turns:
     def take(self, entry: Any) -> Any:
         """Waits for an entry that was started, and gives its buffer."""
         self._copy(entry).wait()
+        return self.taken(entry)
+
+    def taken(self, entry: Any) -> Any:
+        """The buffer of an entry that was taken."""
         return self.buffers.at[lax.rem(entry, 2)]
 
     def _copy(self, entry: Any) -> Any:

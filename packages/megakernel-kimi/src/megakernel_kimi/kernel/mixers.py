@@ -58,7 +58,7 @@ def kimi_delta_attention(refs: Refs, index: Any, pos: Any) -> Any:
 def _kda_projections(refs: Refs, reader: SegmentReader, index: Any) -> KdaProjected:
     mixers, layout = refs.scratch.mixers, refs.plan.model.layout
     wide = layout.kda_width
-    _product(refs, reader, "front", refs.scratch.normed, mixers.kda_front)
+    _product(refs, reader, "front", refs.scratch.normed, mixers.kda_front, group=2)
     mixers.kda_low[...] = mixers.kda_front[:, 4 * wide :]
     _product(refs, reader, "rate", mixers.kda_low, mixers.kda_rate)
     return KdaProjected(
@@ -148,5 +148,8 @@ def _normed(refs: Refs, x: jax.Array, gain: jax.Array) -> jax.Array:
     return by_sublanes(norm, x)
 
 
-def _product(refs: Refs, reader: SegmentReader, name: str, x: Any, out: Any) -> None:
-    matvec(reader, name, x, out, precision=refs.plan.model.numerics.precision)
+def _product(
+    refs: Refs, reader: SegmentReader, name: str, x: Any, out: Any, group: int = 1
+) -> None:
+    """One slot at a time unless said otherwise: code that is too long is fetched while running."""
+    matvec(reader, name, x, out, group=group, precision=refs.plan.model.numerics.precision)

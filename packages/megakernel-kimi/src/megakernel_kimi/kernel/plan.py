@@ -27,6 +27,7 @@ from vmem_pool.stream import StreamPlan
 
 from megakernel_kimi.kernel.lanes import LaneGather
 from megakernel_kimi.kernel.stream import head_columns, stream_plan
+from megakernel_kimi.kernel.sums import ExpertSums
 from megakernel_kimi.layout import KimiLayout
 
 __all__ = [
@@ -44,18 +45,17 @@ MAX_ROWS = 16
 """Rows of a step: those of one 16-bit tile."""
 
 
-FEW_ROWS = 8
-CHUNK = 16
-"""Routes that are worked on together; half as many beyond :data:`FEW_ROWS`, for want of VMEM."""
-KDA, MLA, DENSE, MOE = range(4)
+CHUNK = 8
+"""Routes that are worked on together: with more, the first products would wait for more loads."""
+KDA, MLA, DENSE, MOE, HEAD = range(5)
 """Kinds of sublayers."""
 
 
 @dataclass(frozen=True)
 class SublayerTable:
-    """What the kernel looks up for each sublayer: i32 [2 · layers] each, in SMEM as one table.
+    """What the kernel looks up for each sublayer: i32 [2 · layers + 1] each, in SMEM as one table.
 
-    Sublayer 2 l is the mixer of layer l, 2 l + 1 its feed-forward part.
+    Sublayer 2 l is the mixer of layer l, 2 l + 1 its feed-forward part; the last is the head.
     """
 
     kind: Any
@@ -187,6 +187,8 @@ class KernelModel:
                     feature=none,
                 )
             ]
+        # What the head reads.
+        rows += [SublayerTable(HEAD, 0, _sums(rows), config.num_blocks, 0, none)]
         return np.array([list(vars(row).values()) for row in rows], np.int32).T
 
 
@@ -258,7 +260,7 @@ class StepPlan:
 
     @cached_property
     def dense(self) -> FeedForward:
-        return self._feed_forward(self.model.layout.dense_channels)
+        return self._feed_forward(self.model.layout.dense_channels, group=1)
 
     @cached_property
     def shared(self) -> FeedForward:
@@ -271,15 +273,15 @@ class StepPlan:
         rule = RouterRule(
             config.num_experts_per_token, config.moe_renormalize, config.routed_scaling_factor
         )
-        chunk = CHUNK if self.block.rows <= FEW_ROWS else CHUNK // 2
+        chunk = min(CHUNK, self.block.rows * rule.top_k)
         return RoutedExperts(
             model.expert_shape,
             rule,
             self.block,
             model.numerics,
             model.activation,
-            min(chunk, self.block.rows * rule.top_k),
-            chunk // 2,
+            chunk,
+            ahead=chunk,
         )
 
     @cached_property
@@ -298,13 +300,16 @@ class StepPlan:
     def reduce(self) -> AllReduce:
         """The sum of hidden rows: the embedding, mixers, dense layers. Each rank's part is rounded
         to the activation dtype to travel."""
-        return self._reduce(self.model.layout.config.hidden_size)
+        model, width = self.model, self.model.layout.config.hidden_size
+        return AllReduce(model.topology, self.block.rows, width, model.held, axis=RANKS)
 
     @cached_property
-    def reduce_experts(self) -> AllReduce:
+    def sum_experts(self) -> ExpertSums:
         """The sum of routed experts and, in the same messages, of the shared ones."""
-        config = self.model.layout.config
-        return self._reduce(config.routed_expert_hidden_size + config.hidden_size)
+        model = self.model
+        latent = model.layout.config.routed_expert_hidden_size
+        columns = model.layout.hidden_columns
+        return ExpertSums(model.topology, self.block, latent, columns, model.held)
 
     @cached_property
     def gather_low(self) -> LaneGather:
@@ -347,13 +352,9 @@ class StepPlan:
             "mla": shape(model.held, mla, rows, record_width(model.mla_shape)),
         }
 
-    def _feed_forward(self, channels: int) -> FeedForward:
+    def _feed_forward(self, channels: int, group: int = 2) -> FeedForward:
         model = self.model
-        return FeedForward(channels, self.block, model.numerics, model.activation)
-
-    def _reduce(self, width: int) -> AllReduce:
-        model = self.model
-        return AllReduce(model.topology, self.block.rows, width, model.held, axis=RANKS)
+        return FeedForward(channels, self.block, model.numerics, model.activation, group)
 
     def _lanes(self, parts: tuple[int, ...], dtype: Any) -> LaneGather:
         return LaneGather(self.model.topology, self.block, parts, dtype)

@@ -151,8 +151,8 @@ class ExpertsScratch:
     """[P, C] the normed sum of routed experts"""
     up: Any
     """f32 [P, hidden columns of a lane]"""
-    shared: Any
-    """[lanes, P, hidden columns of a lane]"""
+    out: Any
+    """[P, hidden columns of a lane], what the prefix gets"""
 
 
 @jax.tree_util.register_dataclass
@@ -169,7 +169,7 @@ class StepScratch:
     shared: Any
     experts: Any
     reduce: Any
-    reduce_experts: Any
+    sum_experts: Any
     gather_low: Any
     gather_latent: Any
     gather_hidden: Any
@@ -236,7 +236,7 @@ def _work(plan: StepPlan) -> StepScratch:
         shared=plan.shared.scratch(),
         experts=plan.experts.scratch(),
         reduce=plan.reduce.scratch(),
-        reduce_experts=plan.reduce_experts.scratch(),
+        sum_experts=plan.sum_experts.scratch(),
         gather_low=plan.gather_low.scratch(),
         gather_latent=plan.gather_latent.scratch(),
         gather_hidden=plan.gather_hidden.scratch(),
@@ -247,7 +247,7 @@ def _work(plan: StepPlan) -> StepScratch:
             front=pltpu.VMEM((rows, sum(plan.gather_latent.parts)), jnp.float32),
             normed=pltpu.VMEM((rows, model.expert_shape.latent), model.held),
             up=pltpu.VMEM((rows, model.layout.hidden_columns), jnp.float32),
-            shared=pltpu.VMEM((model.layout.lanes, rows, model.layout.hidden_columns), model.held),
+            out=pltpu.VMEM((rows, model.layout.hidden_columns), model.held),
         ),
         normed=pltpu.VMEM((rows, hidden), model.held),
         partial=pltpu.VMEM((rows, hidden), jnp.float32),

@@ -67,26 +67,48 @@ class Step:
             scratch.embedding, refs.weights.embedding, refs.scalars.tokens, self._first_id()
         )
         plan.barrier.wait()
-        total = plan.reduce(scratch.reduce, own, 0)
+        handle = plan.reduce.start(scratch.reduce, own, 0)
         plan.residual.reset(scratch.residual)
-        plan.residual.add(scratch.residual, plan.model.numerics.round(self._padded(total)))
+        self._vectors.take(jnp.int32(0))
+        self._add(plan.reduce.finish(handle))
 
     def sublayer(self, number: jax.Array, pos: Any) -> Any:
         """A mixer or a feed-forward part; returns where the stream stands."""
         refs, plan, scratch = self.refs, self.refs.plan, self.refs.scratch
         at = refs.sublayer(number)
-        vectors = self._vectors.take(number)
         self._vectors.start(number + 1)
         self._keep_feature(at)
-        self._read(at.blocks, vectors)
+        self._read(number)
         pl.when(at.closes == 1)(lambda: plan.residual.close_block(scratch.residual, at.blocks))
         pos = lax.cond(at.kind < DENSE, self._mixer, self._feed_forward, at.kind, at.index, pos)
-
-        @pl.when(at.kind != MOE)
-        def _() -> None:
-            plan.residual.add(scratch.residual, self._sum(at.sums))
-
+        self._exchange(at, number)
         return pos
+
+    def _exchange(self, at: SublayerTable, number: Any) -> None:
+        """Adds the sublayer's result to the prefix; the next read is prepared in the meantime."""
+        is_sum, plan, scratch = at.kind != MOE, self.refs.plan, self.refs.scratch
+
+        @pl.when(is_sum)
+        def _() -> None:
+            own = scratch.partial[...][: plan.block.rows]
+            plan.reduce.start(scratch.reduce, own, at.sums)
+
+        @pl.when(jnp.logical_not(is_sum))
+        def _() -> None:
+            columns = scratch.around.out[...]
+            plan.gather_hidden.start(scratch.gather_hidden, columns, at.index)
+
+        self._prepare(number + 1)
+
+        @pl.when(is_sum)
+        def _() -> None:
+            self._add(plan.reduce.finish(plan.reduce.resume(scratch.reduce, at.sums)))
+
+        @pl.when(jnp.logical_not(is_sum))
+        def _() -> None:
+            handle = plan.gather_hidden.resume(scratch.gather_hidden, at.index)
+            (whole,) = plan.gather_hidden.finish(handle, (plan.residual.hidden,))
+            plan.residual.add(scratch.residual, whole)
 
     def head(self, pos: Any) -> None:
         """Logits of this rank's vocabulary and the best token of all."""
@@ -96,14 +118,14 @@ class Step:
         if layers in plan.model.feature_layers:
             last = plan.model.feature_layers.index(layers)
             refs.out.features[last] = scratch.residual.prefix[...]
-        vectors = self._vectors.take(jnp.int32(2 * layers))
-        self._read(layout.config.num_blocks, vectors)
+        self._read(jnp.int32(2 * layers))
         reader = refs.stream.segment("head", pos)
         matvec(
             reader,
             "head",
             scratch.normed,
             refs.out.logits,
+            group=1,
             precision=plan.model.numerics.precision,
         )
         reader.done()
@@ -132,10 +154,17 @@ class Step:
             return rows
         return jnp.concatenate([rows, jnp.zeros((missing, rows.shape[1]), rows.dtype)], axis=0)
 
-    def _read(self, blocks: Any, vectors: Any) -> None:
+    def _prepare(self, number: Any) -> None:
+        """What a sublayer's mixture can do before the prefix is complete."""
+        vectors = self._vectors.take(number)[MIX : MIX + 1, :]
+        blocks = self.refs.sublayer(number).blocks
+        self.refs.plan.residual.prepare(self.refs.scratch.residual, blocks, vectors)
+
+    def _read(self, number: Any) -> None:
         """normed = norm(mixture of the finished blocks and the prefix)."""
         plan, scratch = self.refs.plan, self.refs.scratch
-        mixed = plan.residual.mix(scratch.residual, blocks, vectors[MIX : MIX + 1, :])
+        vectors = self._vectors.taken(number)
+        mixed = plan.residual.mix(scratch.residual, vectors[MIX : MIX + 1, :])
         normed = partial(
             stepwise_rms_norm,
             weight=vectors[NORM : NORM + 1, :],
@@ -144,11 +173,11 @@ class Step:
         )
         scratch.normed[...] = by_sublanes(normed, mixed)
 
-    def _sum(self, use: Any) -> jax.Array:
-        """The sum of all ranks' partial results, rounded: [P, D]."""
-        plan, scratch = self.refs.plan, self.refs.scratch
-        own = scratch.partial[...][: plan.block.rows]
-        return plan.model.numerics.round(self._padded(plan.reduce(scratch.reduce, own, use)))
+    def _add(self, total: jax.Array) -> None:
+        """prefix += the sum of all ranks' partial results [M, D], rounded."""
+        plan = self.refs.plan
+        update = plan.model.numerics.round(self._padded(total))
+        plan.residual.add(self.refs.scratch.residual, update)
 
     def _mixer(self, kind: jax.Array, index: jax.Array, pos: Any) -> Any:
         return lax.cond(

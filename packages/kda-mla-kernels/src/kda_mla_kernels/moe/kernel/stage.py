@@ -10,7 +10,7 @@ Letters: P padded rows, C latent width, E experts of the model, k experts per ro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -81,7 +81,7 @@ class RoutedExperts:
     block: Block
     numerics: Numerics
     activation: Activation
-    chunk: int = 16
+    chunk: int = 8
     ahead: int = 8
 
     @cached_property
@@ -143,9 +143,11 @@ class RoutedExperts:
             f32 [P, E], the weight of every expert of the model.
         """
         with jax.named_scope("moe_select"):
-            chosen = top_k_by_digits(scores + bias, self.rule.top_k)
-            row = lax.broadcasted_iota(jnp.int32, chosen.shape, 0)
-            chosen = jnp.where(row < self.block.rows, chosen, 0.0)
+            chosen = top_k_by_digits((scores + bias)[: self.block.rows], self.rule.top_k)
+            missing = self.block.padded - self.block.rows
+            if missing:
+                none = jnp.zeros((missing, chosen.shape[1]), jnp.float32)
+                chosen = jnp.concatenate([chosen, none], axis=0)
             weights = chosen_weights(scores, chosen, self.rule)
             self._list(scratch, chosen, weights, first)
         self._load(scratch, images, layer, 0, self.slots)
@@ -171,7 +173,8 @@ class RoutedExperts:
                 self._wait(scratch, images, layer, first)
                 self._gate_up(scratch, chunk)
                 self._down(scratch, chunk)
-                self._load(scratch, images, layer, first + self.slots, self.chunk)
+                if self.slots < self.entries:
+                    self._load(scratch, images, layer, first + self.slots, self.chunk)
 
             return self._sum(scratch)
 
@@ -216,11 +219,9 @@ class RoutedExperts:
     def _each_first(self, scratch: Any, start: Any, count: int, act: Any) -> None:
         """``act(entry)`` for each of some entries that is its expert's first."""
 
-        @pl.loop(0, count)
-        def _(at: jax.Array) -> None:
-            @pl.when(self._entry(scratch, FIRST, start + at) == 1)
-            def _() -> None:
-                act(start + at)
+        for entry in (start + at for at in range(count)):
+            first = self._entry(scratch, FIRST, entry) == 1
+            pl.when(first)(partial(act, entry))
 
     def _load(self, scratch: Any, images: ExpertImages, layer: Any, start: Any, count: int) -> None:
         def begin(entry: Any) -> None:

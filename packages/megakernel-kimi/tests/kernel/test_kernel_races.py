@@ -1,0 +1,29 @@
+"""The whole kernel on several ranks: every access is ordered, and nothing is left in flight."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from tpu_collectives.testing import simulator, watch
+
+
+def step_and_commit(model, dma):
+    """Logits and state after two tokens, of kernels without faults."""
+    model = replace(model, programs=replace(model.programs, interpret=simulator(dma)))
+    state = model.init_state()
+    out = watch(lambda: model.verify(state, [1], [[3, 41]], [0])).check()
+    moved = watch(lambda: model.commit(out.state, [2])).check()
+    return [np.asarray(out.logits), *map(np.asarray, jax.tree.leaves(moved.caches))]
+
+
+def test_no_race_and_the_same_values_however_late_copies_happen_on_2_ranks(load_kernel):
+    late, early = (step_and_commit(load_kernel(2, max_rows=2), dma) for dma in ("on_wait", "eager"))
+    for ours, other in zip(late, early):
+        np.testing.assert_array_equal(ours, other)
+    assert np.isfinite(late[0]).all()
+
+
+@pytest.mark.parametrize("dma", ["on_wait", pytest.param("eager", marks=pytest.mark.slow)])
+def test_no_race_on_8_ranks(load_kernel, dma):
+    assert np.isfinite(step_and_commit(load_kernel(8, max_rows=2), dma)[0]).all()

@@ -1,0 +1,69 @@
+"""What a step leaves behind, and that a row's bits are its own."""
+
+import numpy as np
+import pytest
+from kda_mla_kernels.testing import Sequence
+
+TOKENS = 3
+
+
+@pytest.fixture(scope="module")
+def model(load_kernel):
+    return load_kernel(1)
+
+
+@pytest.fixture(scope="module")
+def decoded(model, golden, state_of_row):
+    """Logits and state after each token of a prompt, one at a time."""
+    run, logits, states = Sequence(model, row=1), [], []
+    for count, token in enumerate(golden["len7/input_ids"][: TOKENS + 1], start=1):
+        logits.append(run.decode(token))
+        states.append(state_of_row(run.state, 1, count))
+    return logits, states
+
+
+def assert_equal(ours, other):
+    for name, part in ours.items():
+        np.testing.assert_array_equal(part, other[name], err_msg=name)
+
+
+@pytest.mark.parametrize("accepted", [0, 1, 2, 3])
+def test_verify_and_commit_have_the_bits_of_one_token_decoding(
+    model, golden, decoded, state_of_row, accepted
+):
+    first, *block = golden["len7/input_ids"][: TOKENS + 1]
+    run = Sequence(model, row=1)
+    run.decode(first)
+    np.testing.assert_array_equal(run.verify(block), decoded[0][1:])
+    run.commit(accepted)
+    kept = 1 + accepted
+    assert_equal(state_of_row(run.state, 1, kept), decoded[1][kept - 1])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_row_has_the_same_bits_in_another_batch(load_kernel, golden, decoded, rows):
+    run = Sequence(load_kernel(1, max_rows=rows), row=rows - 1)
+    for token, expected in zip(golden["len7/input_ids"][:2], decoded[0]):
+        np.testing.assert_array_equal(run.decode(token), expected)
+
+
+def test_a_row_has_the_same_bits_beside_others(model, golden, decoded):
+    tokens, others = golden["len7/input_ids"], golden["len70/input_ids"]
+    run = Sequence(model)
+    for at in range(2):
+        fed = [*others[8 * at : 8 * at + 8]]
+        fed[1] = tokens[at]
+        out = model.decode(run.state, fed, [at] * 8, [True] * 8, with_logits=True)
+        run.state = out.state
+        np.testing.assert_array_equal(np.asarray(out.logits)[1], decoded[0][at])
+
+
+def test_rows_that_are_not_active_keep_their_state(model, golden, decoded, state_of_row):
+    run = Sequence(model, row=1)
+    for token in golden["len7/input_ids"][:2]:
+        run.decode(token)
+    before = state_of_row(run.state, 1, 2)
+    other = Sequence(model, row=4)
+    other.state = run.state
+    other.decode(7)
+    assert_equal(state_of_row(other.state, 1, 2), before)

@@ -4,6 +4,8 @@ The last tokens of a prompt go through the kernel in one block: that gives the l
 states of all of them at once, and their commit the states.
 """
 
+from functools import cache
+
 import numpy as np
 import pytest
 from megakernel_qwen.layout import QwenLayout
@@ -13,16 +15,26 @@ BLOCK = 8
 ROW = 3
 
 
-@pytest.fixture(scope="module", params=[1, 2, 8], ids=lambda ranks: f"{ranks} ranks")
-def block(request, load_kernel, golden, sequence):
+@pytest.fixture(scope="module")
+def block_of(load_kernel, golden, sequence):
     """A run whose last tokens went through the kernel, and what it made of them."""
-    run = sequence(load_kernel(request.param, feature_layers=ALL_LAYERS), row=ROW)
-    tokens = golden["len70/input_ids"]
-    run.prefill(tokens[:-BLOCK])
-    out = run.model.verify(run.state, [ROW], [tokens[-BLOCK:]], [run.position])
-    run.state = run.model.commit(out.state, [BLOCK])
-    run.position += BLOCK
-    return run, np.asarray(out.logits)[0], np.asarray(out.features)[0]
+
+    @cache
+    def ran(ranks, simulated):
+        run = sequence(load_kernel(ranks, feature_layers=ALL_LAYERS, simulated=simulated), row=ROW)
+        tokens = golden["len70/input_ids"]
+        run.prefill(tokens[:-BLOCK])
+        out = run.model.verify(run.state, [ROW], [tokens[-BLOCK:]], [run.position])
+        run.state = run.model.commit(out.state, [BLOCK])
+        run.position += BLOCK
+        return run, np.asarray(out.logits)[0], np.asarray(out.features)[0]
+
+    return ran
+
+
+@pytest.fixture(scope="module", params=[1, 2, 8], ids=lambda ranks: f"{ranks} ranks")
+def block(request, block_of):
+    return block_of(request.param, simulated=False)
 
 
 def test_logits_equal_the_golden(block, golden):
@@ -61,7 +73,7 @@ def test_keys_and_values_are_those_of_the_xla_backend(
 
 def test_greedy_tokens_equal_the_golden(load_kernel, golden, sequence):
     """The kernel's own choices, step after step on the device, on two ranks."""
-    run = sequence(load_kernel(2), row=ROW)
+    run = sequence(load_kernel(2, max_rows=ROW + 1), row=ROW)
     run.prefill(golden["len7/input_ids"])
     expected, steps = golden["len7/fp32/greedy_tokens"], 4
     rows = run.model.info.max_rows
@@ -93,11 +105,9 @@ def test_bf16_equals_the_reference_at_the_same_rounding_points(
     assert error.max() < 0.4
 
 
-def test_both_interpreters_give_the_same_logits(load_kernel, golden, sequence):
+def test_both_interpreters_give_the_same_logits(block_of):
     """One rank runs in Pallas' own interpreter by default; the other one simulates the DMAs."""
-    tokens = golden["len7/input_ids"]
-    models = (load_kernel(1, feature_layers=ALL_LAYERS, simulated=way) for way in (False, True))
-    ours, other = (sequence(model).verify(tokens) for model in models)
+    ours, other = (block_of(1, simulated=way) for way in (False, True))
     # The same operations, compiled in pieces of other sizes: a product may fuse into a sum.
-    np.testing.assert_allclose(ours, other, rtol=0, atol=2e-5)
-    assert np.abs(ours - golden["len7/fp32/logits"]).max() < 2e-4
+    np.testing.assert_allclose(ours[1], other[1], rtol=0, atol=2e-5)
+    np.testing.assert_allclose(ours[2], other[2], rtol=0, atol=2e-5)

@@ -45,15 +45,23 @@ def expected():
     return np.asarray(logits)
 
 
-def error(folder, expected):
-    """The largest error of a kernel that is traced now."""
-    model = package.load(folder, backend="megakernel", numerics="f32", max_context=128)
+@pytest.fixture
+def error(folder, expected, compiled_quickly):
+    """Measures the largest error of a kernel that is traced now."""
+    return lambda: error_of(compiled_quickly(load(folder)), expected)
+
+
+def load(folder):
+    return package.load(folder, backend="megakernel", numerics="f32", max_context=128)
+
+
+def error_of(model, expected):
     out = model.verify(model.init_state(), [0], [TOKENS], [0])
     return np.abs(np.asarray(out.logits)[0] - expected).max()
 
 
-def test_without_a_mistake_the_logits_are_those_of_the_reference(folder, expected):
-    assert error(folder, expected) < TOLERANCE
+def test_without_a_mistake_the_logits_are_those_of_the_reference(error):
+    assert error() < TOLERANCE
 
 
 def plain_gain(right):
@@ -152,7 +160,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_planted_mistake_is_caught(mistake, monkeypatch, folder, expected):
+def test_a_planted_mistake_is_caught(mistake, monkeypatch, error):
     module, name, wrong = MISTAKES[mistake]
     monkeypatch.setattr(module, name, wrong(getattr(module, name)))
-    assert error(folder, expected) > 20 * TOLERANCE
+    assert error() > 20 * TOLERANCE

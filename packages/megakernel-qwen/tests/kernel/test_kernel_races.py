@@ -18,21 +18,16 @@ TOKENS = [[3, 41]]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def load(tmp_path_factory, compiled_quickly):
     config = small_config(num_hidden_layers=4)
-    return write(tmp_path_factory.mktemp("races") / "model", config, random_tensors(config))
+    folder = write(tmp_path_factory.mktemp("races") / "model", config, random_tensors(config))
+    options = {"backend": "megakernel", "numerics": "f32", "max_rows": 2, "max_context": 128}
+    return lambda devices: compiled_quickly(package.load(folder, devices=devices, **options))
 
 
-def step_and_commit(folder, ranks, dma):
+def step_and_commit(load, ranks, dma):
     """Logits and state after two tokens, of kernels without faults."""
-    model = package.load(
-        folder,
-        devices=jax.devices()[:ranks],
-        backend="megakernel",
-        numerics="f32",
-        max_rows=2,
-        max_context=128,
-    )
+    model = load(jax.devices()[:ranks])
     model = replace(model, programs=replace(model.programs, interpret=simulator(dma)))
     state = model.init_state()
     out = watch(lambda: model.verify(state, [1], TOKENS, [0])).check()
@@ -41,8 +36,8 @@ def step_and_commit(folder, ranks, dma):
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
-def test_no_race_and_the_same_values_however_late_copies_happen(folder, ranks):
-    late, early = (step_and_commit(folder, ranks, dma) for dma in ("on_wait", "eager"))
+def test_no_race_and_the_same_values_however_late_copies_happen(load, ranks):
+    late, early = (step_and_commit(load, ranks, dma) for dma in ("on_wait", "eager"))
     for ours, other in zip(late, early):
         np.testing.assert_array_equal(ours, other)
     assert np.isfinite(late[0]).all()

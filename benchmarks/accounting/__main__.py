@@ -19,8 +19,9 @@ from rich.console import Console  # noqa: E402
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: E402
 
 from benchmarks.accounting.account import Account, account  # noqa: E402
-from benchmarks.accounting.cases import PUBLISHED, Case  # noqa: E402
+from benchmarks.accounting.cases import Case  # noqa: E402
 from benchmarks.accounting.compiled import compile_case  # noqa: E402
+from benchmarks.accounting.families import FAMILIES  # noqa: E402
 from benchmarks.accounting.reference.check import Check, check_all  # noqa: E402
 from benchmarks.accounting.table import print_accounts  # noqa: E402
 from benchmarks.accounting.timeline import save_timeline  # noqa: E402
@@ -29,7 +30,7 @@ from benchmarks.accounting.timeline import save_timeline  # noqa: E402
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command."""
     chosen = _parser().parse_args(arguments)
-    config = json.loads(Path(chosen.config).read_text()) if chosen.config else PUBLISHED
+    config = json.loads(Path(chosen.config).read_text()) if chosen.config else {}
     checks = check_all()
     accounts = _accounts(_cases(chosen, config))
     if chosen.json:
@@ -44,15 +45,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.accounting",
-        description="Compiles the Qwen decode kernel for a TPU that is not there and predicts its"
-        " step. Nothing is measured.",
+        description="Compiles a decode kernel for a TPU that is not there and predicts its step."
+        " Nothing is measured.",
     )
+    parser.add_argument("--model", choices=FAMILIES, default="qwen-27b")
+    parser.add_argument("--experts", choices=["mxfp4", "fp8"], default="mxfp4", help="container")
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 16], help="decode steps")
     parser.add_argument("--verify", type=int, nargs="*", default=[8], help="tokens to verify")
     parser.add_argument("--position", type=int, default=2048, help="keys that each row attends to")
     parser.add_argument("--accepted", type=int, default=6, help="tokens a verify step commits")
     parser.add_argument("--context", type=int, default=32768, help="size of the cache")
-    parser.add_argument("--topology", default="tpu7x:2x2x1")
+    parser.add_argument("--topology", help="default: one that the published model is run on")
     parser.add_argument("--config", help="config.json of another model of the family")
     parser.add_argument("--json", action="store_true", help="print figures as JSON")
     parser.add_argument("--png", metavar="FOLDER", help="draw a timeline of each step there")
@@ -67,8 +70,10 @@ def _cases(chosen: argparse.Namespace, config: dict[str, Any]) -> list[Case]:
             chosen.position,
             accepted,
             chosen.context,
-            chosen.topology,
+            chosen.topology or FAMILIES[chosen.model].topology,
             config,
+            chosen.model,
+            chosen.experts,
         )
 
     decode = [case(rows, 1, 1) for rows in chosen.rows]

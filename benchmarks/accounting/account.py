@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vmem_pool.aot.machine import OVERLAY_BUNDLES
 
 from benchmarks.accounting.compiled import CompiledCase, CompiledKernel
+from benchmarks.accounting.idle import hbm_idle_us
 from benchmarks.accounting.machine import CYCLES_PER_US, HBM_BYTES_PER_US
+from benchmarks.accounting.parts import Part, parts_of
 from benchmarks.accounting.phases import exchanges_of
 from benchmarks.accounting.simulation import Simulated, simulate
 
 __all__ = ["Account", "account"]
 
-STATIC_KINDS = ("weights", "gates", "embedding")
+STATIC_KINDS = ("weights", "gates", "vectors", "embedding")
+EXCHANGES = "exchanges"
+"""The stage of the core's own work for exchanges."""
 
 
 @dataclass(frozen=True)
@@ -26,19 +30,24 @@ class Account:
 
     Attributes:
         title: the case.
+        max_static_bytes: what static bytes should not exceed.
         static_bytes: weights that the step reads: the stream, the gates' projections, the vectors.
         stream_bytes: of these, the stream's.
+        routed_bytes: experts; see the family for how many are assumed.
         state_bytes, cache_bytes: recurrent states and key/value caches, read and written.
         held_state_bytes, held_cache_bytes: what all rows of the rank take in HBM.
         record_bytes: what the step leaves for the commit, written and read.
         phases: off-chip exchanges that the step waits for.
         phases_per_layer: of these, in the loop over layers.
         cycles: of the core by stage, as compiled.
+        parts: of the step, by the kind of their sublayers.
         core_us: all of them.
         floor_us: all bytes of HBM at the sustained bandwidth.
         step_us: simulated, of the step kernel and of its commit.
         fair_us: the same if HBM gives transfers in flight equal shares.
         waited_us: simulated, by what the core waits for.
+        idle_us: of HBM in the step, simulated, by what the core does meanwhile.
+        ring_bytes: of the ring in VMEM.
         code_bundles, vmem_bytes: of the step kernel, as compiled.
         compile_seconds: of all programs.
         simulated: the step and the commit.
@@ -46,8 +55,10 @@ class Account:
 
     title: str
     rows: int
+    max_static_bytes: float
     static_bytes: int
     stream_bytes: int
+    routed_bytes: int
     state_bytes: int
     cache_bytes: int
     held_state_bytes: int
@@ -56,11 +67,14 @@ class Account:
     phases: int
     phases_per_layer: float
     cycles: Counter[str]
+    parts: dict[str, Part]
     core_us: float
     floor_us: float
     step_us: tuple[float, ...]
     fair_us: tuple[float, ...]
     waited_us: Counter[str]
+    idle_us: Counter[str]
+    ring_bytes: int
     code_bundles: int
     vmem_bytes: int
     compile_seconds: float
@@ -81,9 +95,20 @@ class Account:
         """Whether the step's code stays in the instruction memory."""
         return self.code_bundles <= OVERLAY_BUNDLES
 
+    @property
+    def product_cycles(self) -> int:
+        """Of products with streamed matrices."""
+        return sum(n for stage, n in self.cycles.items() if stage.startswith("product "))
+
+    @property
+    def exchange_cycles(self) -> int:
+        """Of the core's own work for exchanges: packing, sends, sums."""
+        return self.cycles[EXCHANGES]
+
     def to_json(self) -> dict[str, Any]:
         """Figures only."""
         plain = {name: value for name, value in vars(self).items() if name != "simulated"}
+        plain["parts"] = {name: vars(part) for name, part in self.parts.items()}
         return plain | {"total_us": self.total_us, "floor_share": self.floor_share}
 
 
@@ -95,26 +120,32 @@ def account(compiled: CompiledCase) -> Account:
     moved: Counter[str] = sum((run.bytes for run in runs), Counter())
     static = sum(moved[kind] for kind in STATIC_KINDS) + step.trace.copied_in
     cycles: Counter[str] = sum((run.cycles for run in runs), Counter())
-    caches = compiled.model.caches
-    layers = compiled.model.programs.model.layout.config.num_layers
+    family = compiled.case.of_family
+    state, cache = family.held(compiled.model)
+    ring = family.stream(compiled.model, compiled.case.block)
     return Account(
         title=compiled.case.title,
         rows=compiled.case.sequences * compiled.case.tokens,
+        max_static_bytes=family.max_static_bytes,
         static_bytes=static,
         stream_bytes=moved["weights"],
+        routed_bytes=moved["routed"],
         state_bytes=moved["state"],
         cache_bytes=moved["cache"],
-        held_state_bytes=_held(caches.tail, caches.delta),
-        held_cache_bytes=_held(caches.keys, caches.values),
+        held_state_bytes=_held(state),
+        held_cache_bytes=_held(cache),
         record_bytes=moved["records"],
         phases=off_chip_phases(step),
-        phases_per_layer=_in_layers(step) / layers,
+        phases_per_layer=_in_layers(step) / family.layers(compiled.model),
         cycles=cycles,
+        parts=parts_of(runs[0]),
         core_us=sum(cycles.values()) / CYCLES_PER_US,
         floor_us=sum(moved.values()) / HBM_BYTES_PER_US,
         step_us=tuple(run.us for run in runs),
         fair_us=tuple(run.us for run in fair),
         waited_us=sum((run.waited_us for run in runs), Counter()),
+        idle_us=hbm_idle_us(runs[0]),
+        ring_bytes=ring.ring_bytes,
         code_bundles=step.report.code_bundles,
         vmem_bytes=step.report.vmem_bytes,
         compile_seconds=compiled.compile_seconds,
@@ -122,7 +153,7 @@ def account(compiled: CompiledCase) -> Account:
     )
 
 
-def _held(*shapes: Any) -> int:
+def _held(shapes: Iterable[Any]) -> int:
     """Bytes of one rank; the leading axis of each array is that of the ranks."""
     return sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in shapes)
 

@@ -1,4 +1,4 @@
-"""The kernels that are accounted for, and what their order of events depends on."""
+"""The steps that are accounted for, and what their order of events depends on."""
 
 from __future__ import annotations
 
@@ -7,54 +7,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from kda_mla_kernels.block import Block, Where
-from megakernel_qwen.config import QwenConfig
-from megakernel_qwen.kernel.abstract import AbstractModel
-from megakernel_qwen.kernel.plan import StepPlan
-from megakernel_qwen.kernel.step import Scalars, step_scratch
-from tpu_collectives import Topology
+from kda_mla_kernels.backend import AbstractModel
+from kda_mla_kernels.block import Block
+from kda_mla_kernels.moe.kernel import ExpertForm
 
-__all__ = ["PUBLISHED", "Case", "KernelCase"]
+from benchmarks.accounting.families import FAMILIES, Family, KernelCase
 
-PUBLISHED: dict[str, Any] = {
-    "model_type": "qwen3_5",
-    "text_config": {
-        "full_attention_interval": 4,
-        "head_dim": 256,
-        "hidden_size": 5120,
-        "intermediate_size": 17408,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 48,
-        "linear_value_head_dim": 128,
-        "max_position_embeddings": 262144,
-        "num_attention_heads": 24,
-        "num_hidden_layers": 64,
-        "num_key_value_heads": 4,
-        "rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25},
-        "tie_word_embeddings": False,
-        "vocab_size": 248320,
-    },
-}
-"""Sizes of the published 27B model."""
-FEATURE_LAYERS = (5, 19, 33, 47, 61)
-"""Layers that the published drafter reads."""
-
-
-@dataclass(frozen=True)
-class KernelCase:
-    """One kernel of a program.
-
-    Attributes:
-        name: how it begins.
-        contents: what its scalar inputs hold, by number.
-        scratch: names of its last arguments.
-    """
-
-    name: str
-    contents: dict[int, Any]
-    scratch: tuple[str, ...]
+__all__ = ["Case"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +26,9 @@ class Case:
         accepted: tokens of each sequence that the commit keeps.
         context: positions that the cache holds.
         topology: of compile-only devices, one rank per device.
-        config: as ``config.json``.
+        config: as ``config.json``; empty for the family's published model.
+        family: name of the family's published model.
+        form: container of routed experts, if there are any.
     """
 
     sequences: int
@@ -77,6 +38,8 @@ class Case:
     context: int
     topology: str
     config: dict[str, Any]
+    family: str = "qwen-27b"
+    form: ExpertForm = "mxfp4"
 
     @property
     def title(self) -> str:
@@ -86,15 +49,29 @@ class Case:
         return "decode 1 row" if self.sequences == 1 else f"decode {self.sequences} rows"
 
     @property
+    def block(self) -> Block:
+        """Of the step."""
+        return Block(self.sequences, self.tokens)
+
+    @property
+    def positions(self) -> np.ndarray:
+        """i32 [S]"""
+        return np.full(self.sequences, self.position, np.int32)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Accepted tokens, i32 [S]."""
+        return np.full(self.sequences, self.accepted, np.int32)
+
+    @property
+    def of_family(self) -> Family:
+        """What is known of its family."""
+        return FAMILIES[self.family]
+
+    @property
     def model(self) -> AbstractModel:
         """The model on devices that are not there."""
-        return AbstractModel.of(
-            QwenConfig.from_json(self.config),
-            Topology.from_name(self.topology),
-            rows=self.sequences * self.tokens,
-            context=self.context,
-            feature_layers=FEATURE_LAYERS if self.tokens > 1 else (),
-        )
+        return self.of_family.model(self)
 
     def programs(self) -> list[tuple[Any, tuple[Any, ...]]]:
         """Jitted functions and arguments that together hold the step and its commit."""
@@ -114,29 +91,4 @@ class Case:
 
     def kernels(self, model: AbstractModel) -> list[KernelCase]:
         """The step, then its commit."""
-        shared = model.programs.model
-        plan = StepPlan(shared, Block(self.sequences, self.tokens))
-        where = Where(np.arange(self.sequences), np.full(self.sequences, self.position, np.int32))
-        tokens = np.zeros(self.sequences * self.tokens, np.int32)
-        accepted = np.full(self.sequences, self.accepted, np.int32)
-        return [
-            KernelCase(
-                "qwen_step",
-                _numbered(Scalars(tokens, where, shared.kinds)),
-                _names(step_scratch(plan)),
-            ),
-            KernelCase(
-                "qwen_commit",
-                _numbered((where, accepted)),
-                _names((plan.replay.scratch(), plan.key_values.scratch())),
-            ),
-        ]
-
-
-def _numbered(scalars: Any) -> dict[int, Any]:
-    return dict(enumerate(jax.tree.leaves(scalars)))
-
-
-def _names(scratch: Any) -> tuple[str, ...]:
-    leaves, _ = jax.tree_util.tree_flatten_with_path(scratch)
-    return tuple(jax.tree_util.keystr(path) for path, _ in leaves)
+        return self.of_family.kernels(self, model)

@@ -6,14 +6,14 @@ import math
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kda_mla_kernels.backend import RANKS
+from kda_mla_kernels.backend import RANKS, AbstractModel
 from kda_mla_kernels.errors import ConfigError
-from megakernel_qwen.kernel.abstract import AbstractModel
+from tpu_collectives import Topology
 from vmem_pool.aot import (
     KernelReport,
     Options,
@@ -24,8 +24,11 @@ from vmem_pool.aot import (
     report,
     trace_events,
 )
+from vmem_pool.stream import StreamPlan
 
-from benchmarks.accounting.cases import Case, KernelCase
+from benchmarks.accounting.cases import Case
+from benchmarks.accounting.families import Family, KernelCase
+from benchmarks.accounting.parts import SublayerNames
 from benchmarks.accounting.program import Program, Step
 from benchmarks.accounting.stages import StageNames, kind_of
 
@@ -135,14 +138,14 @@ def _kernel(
     trace = _without_copies(trace, [*moved["input"], *moved["output"]])
     segments = read_schedule(folder, kernel.name, trace.trips).follow(trace.events)
     first = trace.arguments - len(kernel.scratch)
-    topology = model.programs.model.topology
-    chip = topology.group(0, "chip")
+    chip = Topology.from_name(case.topology).group(0, "chip")
     sibling = tuple(((RANKS, rank),) for rank in chip if rank)
-    stream = model.programs.model.stream
+    stream = case.of_family.stream(model, case.block)
+    names = _Names(case.of_family, stream, dict(enumerate(kernel.scratch, first)))
     return CompiledKernel(
         Program(
             name=trace.kernel,
-            steps=tuple(_steps(trace, segments, kernel, first, StageNames(stream))),
+            steps=tuple(names.steps(trace, segments)),
             copied_in=trace.copied_in + moved["input"].total(),
             copied_out=trace.copied_out + moved["output"].total(),
             sibling=sibling[0] if sibling else None,
@@ -174,14 +177,27 @@ def _without_copies(trace: Trace, moved: Iterable[int]) -> Trace:
     return replace(trace, events=tuple(events))
 
 
-def _steps(
-    trace: Trace, segments: list[Segment], kernel: KernelCase, first: int, names: StageNames
-) -> Iterable[Step]:
-    for segment, event in zip(segments, (*trace.events, None)):
-        stages = names.of(segment)
-        kind = ""
-        if event is not None:
-            number = event.semaphore.argument
-            kind = kind_of("" if number is None else kernel.scratch[number - first])
-            names.follow(event, kind)
-        yield Step(segment.cycles, stages, event, kind)
+class _Names:
+    """Gives stages, kinds and sublayers to what a kernel does.
+
+    Args:
+        stream: of the step.
+        scratch: names of the kernel's arguments, as far as they are scratch.
+    """
+
+    def __init__(self, family: Family, stream: StreamPlan, scratch: Mapping[int, str]) -> None:
+        self.family, self.scratch = family, scratch
+        self.stages = StageNames(stream, family)
+        self.sublayers = SublayerNames(stream, family.boundary, "before the layers")
+
+    def steps(self, trace: Trace, segments: Iterable[Segment]) -> Iterable[Step]:
+        """One for each event, and one for what follows the last."""
+        for segment, event in zip(segments, (*trace.events, None)):
+            stages, sublayer, kind = self.stages.of(segment), self.sublayers.now, ""
+            if event is not None:
+                number = event.semaphore.argument
+                name = "" if number is None else self.scratch[number]
+                kind = kind_of(name, self.family)
+                self.stages.follow(event, kind)
+                self.sublayers.follow(event, kind, name)
+            yield Step(segment.cycles, stages, event, kind, sublayer)

@@ -5,10 +5,8 @@ An exchange costs what :mod:`tpu_collectives.cost` says.
 
 from vmem_pool.aot.machine import CLOCK_GHZ
 
-__all__ = ["CYCLES_PER_US", "HBM_BYTES_PER_US", "MAX_STATIC_BYTES"]
+__all__ = ["CYCLES_PER_US", "HBM_BYTES_PER_US"]
 
 CYCLES_PER_US = CLOCK_GHZ * 1e3
 HBM_BYTES_PER_US = 3198e3
 """Sustained by one core of a TPU v7, in one direction or both together."""
-MAX_STATIC_BYTES = 6.46e9
-"""Weights that one rank of eight may read in a step of the 27B model at one row."""

@@ -8,10 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from vmem_pool.aot import Event
 
-__all__ = ["Program", "Step"]
+__all__ = ["Program", "Step", "Sublayer"]
+
+
+class Sublayer(NamedTuple):
+    """Where in a step something happens: the number and kind of a part of it."""
+
+    number: int
+    kind: str
+
+
+NOWHERE = Sublayer(0, "")
 
 
 @dataclass(frozen=True)
@@ -23,12 +34,14 @@ class Step:
         stages: these cycles by stage.
         event: what follows the work, None at the end.
         kind: what the event moves or waits for, such as "weights" or "state".
+        sublayer: that it belongs to.
     """
 
     cycles: int
     stages: Mapping[str, int]
     event: Event | None
     kind: str = ""
+    sublayer: Sublayer = NOWHERE
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ class Simulated:
         exchanges: those that were waited for, and when.
         transfers: of HBM.
         taken: when each transfer of the ring was waited for.
+        began: when the first step did.
+        ended: when each step was over, its wait included.
         bytes: moved by HBM, by kind.
     """
 
@@ -51,6 +53,8 @@ class Simulated:
     transfers: list[Transfer] = field(default_factory=list)
     taken: list[float] = field(default_factory=list)
     bytes: Counter[str] = field(default_factory=Counter)
+    began: float = 0.0
+    ended: list[float] = field(default_factory=list)
 
     @property
     def hbm_us(self) -> float:
@@ -91,8 +95,10 @@ def simulate(program: Program, fair: bool = False) -> Simulated:
     """
     run = _Run(program, Channel(HBM_BYTES_PER_US, fair), Exchanges(program.sibling))
     run.copy(program.copied_in)
+    run.found.began = run.now
     for step in program.steps:
         run.step(step)
+        run.found.ended.append(run.now)
     run.copy(program.copied_out)
     return run.result()
 

@@ -9,6 +9,8 @@ from vmem_pool.aot import Event, Segment
 from vmem_pool.stream import Segment as PlannedSegment
 from vmem_pool.stream import StreamPlan
 
+from benchmarks.accounting.families import Family
+
 __all__ = ["StageNames", "kind_of"]
 
 KINDS = (
@@ -16,40 +18,38 @@ KINDS = (
     (".stored", "records"),
     (".fetched", "records"),
     (".ring", "weights"),
-    (".gates", "gates"),
     (".embedding", "embedding"),
-    (".delta_net", "state"),
-    (".attention", "cache"),
-    ("[0]", "state"),  # of a commit: the replay's scratch, then the caches'
+)
+"""Parts of the names of scratch, and what moves on their semaphores, before those of a family."""
+COMMIT_KINDS = (
+    ("[0]", "state"),  # the replay's scratch, then the caches'
     ("[1]", "cache"),
 )
-"""Parts of the names of scratch, and what moves on their semaphores; the first that fits counts."""
 STAGES = (
-    ("/gdn/", "gated delta net"),
-    ("/delta/", "gated delta net"),
-    ("/gqa/", "attention"),
     ("/tpu_collectives/", "exchanges"),
     ("/norm/", "norms"),
     ("/mlp/", "activation"),
     ("/head/", "arg-max"),
     ("/embedding/", "embedding"),
 )
-"""Parts of the paths of source files, and the stage they are."""
+"""Parts of the paths of source files, and the stage they are, behind those of a family."""
 STREAM = "/vmem_pool/stream/"
-SHARED = "/kda_mla_kernels/numerics.py"
+SHARED = ("/kda_mla_kernels/numerics.py", "/kda_mla_kernels/block.py")
 """What all stages call; its cycles are those of the stage around it."""
 OTHER = "residual, gates, control"
 
 
-def kind_of(name: str) -> str:
+def kind_of(name: str, family: Family) -> str:
     """What moves on a semaphore of that name in the scratch; empty if nothing of HBM does."""
-    return next((kind for part, kind in KINDS if part in name), "")
+    known = (*KINDS, *family.kinds, *COMMIT_KINDS)
+    return next((kind for part, kind in known if part in name), "")
 
 
 class StageNames:
     """Follows the stream, so that a product is known by its matrix."""
 
-    def __init__(self, plan: StreamPlan) -> None:
+    def __init__(self, plan: StreamPlan, family: Family) -> None:
+        self._stages = (*family.stages, *STAGES)
         slots = [
             f"{segment}.{matrix}"
             for segment in plan.order
@@ -68,17 +68,18 @@ class StageNames:
         found: Counter[str] = Counter()
         for file, cycles in segment.sources.items():
             found[self._stage(file)] += cycles
-        if shared := found.pop(SHARED, 0):
+        if shared := found.pop("", 0):
             others = [stage for stage in found if not stage.startswith("product")]
             found[max(others, key=found.__getitem__, default=OTHER)] += shared
         return found
 
     def _stage(self, file: str) -> str:
+        """Empty for what all stages call."""
         if STREAM in file and self._matrix:
             return f"product {self._matrix}"
         if file.endswith(SHARED):
-            return SHARED
-        return next((stage for part, stage in STAGES if part in file), OTHER)
+            return ""
+        return next((stage for part, stage in self._stages if part in file), OTHER)
 
 
 def _matrices(segment: PlannedSegment) -> list[str]:

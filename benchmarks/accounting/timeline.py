@@ -6,6 +6,7 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import Any
 
+from benchmarks.accounting.idle import hbm_busy
 from benchmarks.accounting.simulation import Simulated, Span
 
 __all__ = ["ring_fill", "save_timeline"]
@@ -57,20 +58,6 @@ def ring_fill(run: Simulated) -> tuple[list[float], list[int]]:
     taken = sorted(run.taken)
     times = sorted({*loaded, *taken})
     return times, [bisect_right(loaded, at) - bisect_right(taken, at) for at in times]
-
-
-def hbm_busy(run: Simulated) -> list[Span]:
-    """Stretches in which HBM moves something."""
-    busy: list[Span] = []
-    free = 0.0
-    for transfer in run.transfers:
-        start = max(transfer.start, free)
-        if busy and start <= busy[-1].end + 1e-9:
-            busy[-1] = Span(busy[-1].start, max(busy[-1].end, transfer.end), "hbm")
-        else:
-            busy.append(Span(start, transfer.end, "hbm"))
-        free = busy[-1].end
-    return busy
 
 
 def _bars(

@@ -4,11 +4,12 @@ import pytest
 from tpu_collectives.cost import Phase, phase_us
 from vmem_pool.aot import Event, Semaphore
 
+from benchmarks.accounting.idle import hbm_busy
 from benchmarks.accounting.machine import CYCLES_PER_US, HBM_BYTES_PER_US
 from benchmarks.accounting.program import Program, Step
 from benchmarks.accounting.reference.builder import ScheduleWriter
 from benchmarks.accounting.simulation import simulate
-from benchmarks.accounting.timeline import hbm_busy, ring_fill
+from benchmarks.accounting.timeline import ring_fill
 
 SLOTS, TILES = 4, 20
 TILE_US = 1.0

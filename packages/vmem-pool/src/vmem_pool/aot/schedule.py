@@ -89,8 +89,11 @@ class Schedule:
         adjacent starts; jax may give equal code in one file one line.
         """
         stays = {state: (state, Segment(0, {})) for state in states}
+        merged = previous is not None and previous[:3] == event[:3] and event.op.endswith("wait")
+        if merged and not any(self.ways.marks[state.mark].must_run for state in states):
+            return stays  # in a loop: the turns that are left count when it is left
         found = self._reached(states, event.op, event.source)
-        if previous is not None and previous[:3] == event[:3] and event.op.endswith("wait"):
+        if merged:
             return {**stays, **found}
         if found:
             return found
@@ -111,12 +114,24 @@ class Schedule:
     def _reached(
         self, states: Sequence[_State], op: str, source: str
     ) -> dict[_State, tuple[_State, Segment]]:
-        """``source`` may be the beginning of one."""
-        found: dict[_State, tuple[_State, Segment]] = {}
+        """``source`` may be the beginning of one.
+
+        Of states that differ in turns of loops without waits, the one with the fewest is enough:
+        the turns that are left count when such a loop is left.
+        """
+        found: dict[object, tuple[_State, tuple[_State, Segment]]] = {}
         for state in states:
             for after, segment in self._next(state, op, source):
-                found.setdefault(after, (state, segment))
-        return found
+                alike = after.mark, self._told_apart(after)
+                if alike not in found or after.turns < found[alike][0].turns:
+                    found[alike] = after, (state, segment)
+        return dict(found.values())
+
+    def _told_apart(self, state: _State) -> tuple[int, ...]:
+        """Turns of the loops with waits around a state."""
+        around = self.ways.around(self.ways.position(state.mark))
+        quiet = self.ways.quiet
+        return tuple(n for loop, n in zip(around, state.turns) if loop.start not in quiet)
 
     def _next(self, state: _State, op: str, source: str) -> Iterable[tuple[_State, Segment]]:
         around = self.ways.around(self.ways.position(state.mark))

@@ -1,0 +1,300 @@
+"""Converted weights: the same arrays as without, what is refused, and what a damaged file does."""
+
+import json
+import runpy
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import Mesh
+from kda_mla_kernels.backend import RANKS
+from kda_mla_kernels.checkpoint import open_checkpoint
+from kda_mla_kernels.errors import CheckpointError, ConfigError
+from kda_mla_kernels.numerics import BF16, F32
+from kda_mla_kernels.testing import Sequence
+from megakernel_kimi import convert as command
+from megakernel_kimi import package
+from megakernel_kimi.config import KimiConfig
+from megakernel_kimi.container import VARIABLE, Converted, Target, convert, load_converted
+from megakernel_kimi.kernel import source
+from megakernel_kimi.kernel.loading import load_kernel_weights
+from megakernel_kimi.layout import KimiLayout
+from megakernel_kimi.loading import RankReader
+from safetensors.numpy import load_file
+from vmem_pool.container import open_container
+
+TINY = Path(__file__).parent / "golden" / "k3_tiny"
+write_mini = runpy.run_path(str(Path(__file__).parent / "mini_checkpoint.py"))["write"]
+
+
+@pytest.fixture(autouse=True)
+def no_variable(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+def target(config, ranks, numerics=F32, form="mxfp4", **options):
+    return Target.of(KimiLayout.of(config, ranks, **options), numerics, form)
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory, tiny_checkpoint, tiny_config):
+    """The golden checkpoint for two ranks, in float32."""
+    folder = tmp_path_factory.mktemp("two") / "converted"
+    convert(tiny_checkpoint, folder, target(tiny_config, 2))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mini(tmp_path_factory):
+    """Two layers and eight experts."""
+    folder = tmp_path_factory.mktemp("mini") / "mini"
+    write_mini(folder, experts=8)
+    return open_checkpoint(folder)
+
+
+@pytest.fixture
+def copied(converted, tmp_path):
+    return shutil.copytree(converted, tmp_path / "copied")
+
+
+def load(folder, ranks=2, **options):
+    options = {"max_rows": 1, "max_context": 64, **options}
+    return package.load(folder, devices=jax.devices()[:ranks], **options)
+
+
+def assert_same(ours, theirs):
+    def check(a, b):
+        assert (a.shape, a.dtype, a.sharding) == (b.shape, b.dtype, b.sharding)
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+    jax.tree.map(check, ours, theirs)
+
+
+# The same weights.
+
+
+@pytest.mark.parametrize(
+    ("ranks", "numerics", "form", "options"),
+    [
+        (1, BF16, "mxfp4", {}),
+        (8, F32, "fp8", {}),
+        (4, BF16, "fp8", {"expert_tp": 2, "lanes": 2}),
+    ],
+)
+def test_converted_weights_have_the_bits_of_those_read_directly(
+    ranks, numerics, form, options, mini, tmp_path
+):
+    wanted = target(KimiConfig.from_dict(mini.config), ranks, numerics, form, **options)
+    convert(mini, tmp_path / "out", wanted)
+    found = Converted(open_container(tmp_path / "out"), "out")
+    mesh = Mesh(np.array(jax.devices()[:ranks]), (RANKS,))
+    ours = load_converted(found, wanted, mesh)
+    theirs = load_kernel_weights(mini, wanted.layout, wanted.shape, mesh, wanted.dtype)
+    assert_same(ours, theirs)
+    assert (found.expert_form, found.expert_tp) == (form, wanted.layout.expert_tp)
+    assert found.numerics == numerics.name
+
+
+def test_a_padded_vocabulary_is_the_same_in_pieces(tmp_path, monkeypatch):
+    """Of 509 rows the last of two ranks has 254, behind which zeros fill whole tiles."""
+    write_mini(tmp_path / "mini", experts=4, vocab_size=509, pad_token_id=0)
+    checkpoint = open_checkpoint(tmp_path / "mini")
+    wanted = target(KimiConfig.from_dict(checkpoint.config), 2)
+    reader = RankReader(checkpoint, wanted.dtype, wanted.layout, 1)
+    monkeypatch.setattr(source, "TABLE_ROWS_AT_ONCE", 100)
+    pieces = list(source.RankRows(reader, wanted.shape).rows("embedding", 7))
+    assert {len(piece) for piece in pieces[:-1]} == {100}
+    whole = checkpoint.read("language_model.model.embed_tokens.weight").astype(np.float32)
+    rows = np.concatenate(pieces)
+    np.testing.assert_array_equal(rows[: 254 - 7], whole[255 + 7 :])
+    assert len(rows) > 254 - 7
+    assert not rows[254 - 7 :].any()
+
+
+def test_files_are_safetensors_in_the_order_of_use(converted):
+    tensors = load_file(converted / "rank-00001.safetensors")
+    assert next(iter(open_container(converted).rank(1))) == "image"
+    mapped = open_container(converted).rank(1)
+    for name, values in tensors.items():
+        np.testing.assert_array_equal(mapped[name], values)
+
+
+def test_a_converted_folder_stands_for_its_checkpoint(converted):
+    model = load(converted)
+    direct = load(TINY, backend="megakernel", numerics="f32")
+    assert_same(model.weights, direct.weights)
+    assert (model.info.backend, model.info.numerics) == ("megakernel", "f32")
+    assert model.info.parameters == direct.info.parameters
+    assert model.generation == direct.generation
+
+
+@pytest.mark.parametrize("named", ["argument", "variable"])
+def test_converted_weights_may_stand_beside_the_checkpoint(named, converted, monkeypatch):
+    options = {"weights": converted} if named == "argument" else {}
+    if named == "variable":
+        monkeypatch.setenv(VARIABLE, str(converted))
+    monkeypatch.setattr(package, "load_kernel_weights", None)
+    model = load(TINY, **options)
+    assert model.info.backend == "megakernel"
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ranks": 1}, r"are cut for 2 ranks, not for 1; convert the checkpoint for this"),
+        ({"expert_tp": 1}, "have expert_tp 2, not 1"),
+        ({"expert_form": "fp8"}, "have expert_form mxfp4, not fp8"),
+        ({"numerics": "bf16"}, "have numerics f32, not bf16"),
+        ({"backend": "xla"}, "are in the form of the kernel, which backend xla does not read"),
+    ],
+)
+def test_weights_for_something_else_are_refused(options, message, converted):
+    with pytest.raises(ConfigError, match=f"^the weights in {converted} {message}"):
+        load(converted, **options)
+
+
+def test_weights_of_another_configuration_are_refused_and_the_variable_is_named(
+    converted, monkeypatch, tmp_path
+):
+    write_mini(tmp_path / "mini", experts=4)
+    monkeypatch.setenv(VARIABLE, str(converted))
+    with pytest.raises(ConfigError, match=f"named by {VARIABLE}.* with another configuration"):
+        load(tmp_path / "mini")
+
+
+def test_weights_of_another_checkpoint_are_refused(converted, tmp_path):
+    folder = shutil.copytree(TINY, tmp_path / "trained_on")
+    info = open_checkpoint(folder).info("language_model.model.norm.weight")
+    with info.file.open("r+b") as file:
+        file.seek(info.offset)
+        file.write(b"?")
+    with pytest.raises(CheckpointError, match="were not converted from 'trained_on'"):
+        load(folder, weights=converted)
+
+
+def test_hosts_of_another_size_are_refused(mini, tmp_path):
+    convert(mini, tmp_path / "out", target(KimiConfig.from_dict(mini.config), 2, lanes=1))
+    with pytest.raises(ConfigError, match="are cut for hosts of 1 ranks, not of 2"):
+        load(tmp_path / "out")
+
+
+def test_another_arrangement_of_the_stream_is_refused(copied):
+    manifest = json.loads((copied / "manifest.json").read_text())
+    manifest["metadata"]["stream"] = "other"
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match="arranged by another version of megakernel-kimi"):
+        load(copied)
+
+
+def test_a_changed_byte_is_found_when_the_file_is_loaded(copied):
+    with (copied / "rank-00001.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\xff")
+    with pytest.raises(CheckpointError, match=r"rank-00001.safetensors is damaged: its SHA-256"):
+        load(copied)
+
+
+def test_a_missing_file_is_named(copied):
+    (copied / "rank-00000.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"rank-00000.safetensors is missing"):
+        load(copied)
+
+
+def test_an_unfinished_conversion_is_named(copied):
+    (copied / "manifest.json").unlink()
+    (copied / "rank-00001.safetensors").rename(copied / "rank-00001.safetensors.partial")
+    with pytest.raises(CheckpointError, match="holds an unfinished conversion; run the same"):
+        load(copied)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"has no manifest.json"):
+        load(TINY, weights=tmp_path)
+
+
+def test_a_conversion_for_something_else_leaves_the_folder_alone(
+    copied, tiny_checkpoint, tiny_config
+):
+    before = {path.name: path.read_bytes() for path in copied.iterdir()}
+    with pytest.raises(CheckpointError, match="is not of this specification"):
+        convert(tiny_checkpoint, copied, target(tiny_config, 2, form="fp8"))
+    assert {path.name: path.read_bytes() for path in copied.iterdir()} == before
+
+
+def test_a_checkpoint_is_not_converted_into_itself(tiny_checkpoint, tiny_config):
+    with pytest.raises(CheckpointError, match="is the checkpoint itself"):
+        convert(tiny_checkpoint, TINY, target(tiny_config, 2))
+
+
+def test_an_expert_that_fp8_would_round_is_named(tmp_path):
+    """Scales 20 powers of two apart in one block: MXFP4 holds them, FP8 does not."""
+    write_mini(tmp_path / "mini", experts=4)
+    checkpoint = open_checkpoint(tmp_path / "mini")
+    name = "language_model.model.layers.1.block_sparse_moe.experts.2.w3.weight_scale"
+    info = checkpoint.info(name)
+    with info.file.open("r+b") as file:
+        file.seek(info.offset)
+        file.write(bytes([100, 120]))
+    wanted = target(KimiConfig.from_dict(checkpoint.config), 1, form="fp8")
+    with pytest.raises(CheckpointError, match=r"experts.2.w1 and w3: the block of .* not lossless"):
+        convert(checkpoint, tmp_path / "out", wanted)
+
+
+# The command.
+
+
+def test_ranks_may_be_converted_by_several_processes(tmp_path, capsys, converted):
+    arguments = [str(TINY), str(tmp_path / "out"), "--ranks", "2", "--numerics", "f32"]
+    assert command.main([*arguments, "--only-ranks", "1"]) == 0
+    assert "still lacks files of other ranks" in capsys.readouterr().out
+    assert command.main([*arguments, "--only-ranks", "0"]) == 0
+    assert "is complete" in capsys.readouterr().out
+    for path in converted.iterdir():
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_dry_run_shows_the_sizes_and_writes_nothing(tmp_path, capsys):
+    assert command.main([str(TINY), str(tmp_path / "out"), "--ranks", "8", "--dry-run"]) == 0
+    assert "experts.gate_up" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_converted_is_said_in_one_line(tmp_path, capsys):
+    assert command.main([str(TINY), str(tmp_path / "out"), "--ranks", "3"]) == 1
+    assert capsys.readouterr().err.startswith("error: 3 ranks do not fit this model")
+
+
+# The same tokens.
+
+
+FORMS = ("mxfp4", "fp8")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_both_forms_give_the_golden_tokens(form, tiny_checkpoint, tiny_config, golden, tmp_path):
+    """The prompt and its greedy answer in one chunk: each logit's maximum is the next token."""
+    convert(tiny_checkpoint, tmp_path / form, target(tiny_config, 1, form=form))
+    answer = golden["len7/fp32/greedy_tokens"]
+    tokens = [*golden["len7/input_ids"], *answer[:-1]]
+    (logits,) = Sequence(load(tmp_path / form, ranks=1)).prefill(tokens, all_logits=True)
+    assert logits[6:].argmax(-1).tolist() == answer.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_the_kernel_decodes_the_golden_tokens(form, tiny_checkpoint, tiny_config, golden, tmp_path):
+    convert(tiny_checkpoint, tmp_path / form, target(tiny_config, 1, form=form))
+    model = load(tmp_path / form, ranks=1)
+    # This interpreter, which other counts of ranks take too, compiles faster.
+    programs = replace(model.programs, interpret=pltpu.InterpretParams())
+    run, tokens = Sequence(replace(model, programs=programs)), [golden["len1/input_ids"][0]]
+    for _ in range(6):
+        tokens.append(int(run.decode(tokens[-1]).argmax()))
+    assert tokens[1:] == golden["len1/fp32/greedy_tokens"][:6].tolist()

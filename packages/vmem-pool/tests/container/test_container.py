@@ -88,6 +88,19 @@ def test_arrays_are_mapped_and_cannot_be_written(written):
         stream[0, 0, 0] = 1
 
 
+def test_one_rank_is_verified_alone(copy):
+    with (copy / "rank-00001.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\xff")
+    found = open_container(copy)
+    found.verify(0)
+    found.verify(1, Verify.FAST)
+    with pytest.raises(ContainerError, match=r"rank-00001.safetensors is damaged"):
+        found.verify(1)
+    with pytest.raises(ContainerError, match=r"rank 2 is outside 0\.\.1"):
+        found.verify(2)
+
+
 def test_the_files_are_safetensors(written):
     loaded = load_file(written / "rank-00001.safetensors")
     np.testing.assert_array_equal(loaded["stream"], _values(1, "stream"))

@@ -188,7 +188,7 @@ class _Names:
     def __init__(self, family: Family, stream: StreamPlan, scratch: Mapping[int, str]) -> None:
         self.family, self.scratch = family, scratch
         self.stages = StageNames(stream, family)
-        self.sublayers = SublayerNames(stream, family.boundary, "before the layers")
+        self.sublayers = SublayerNames(stream, "before the layers")
 
     def steps(self, trace: Trace, segments: Iterable[Segment]) -> Iterable[Step]:
         """One for each event, and one for what follows the last."""
@@ -199,5 +199,5 @@ class _Names:
                 name = "" if number is None else self.scratch[number]
                 kind = kind_of(name, self.family)
                 self.stages.follow(event, kind)
-                self.sublayers.follow(event, kind, name)
+                self.sublayers.follow(event, kind)
             yield Step(segment.cycles, stages, event, kind, sublayer)

@@ -9,7 +9,7 @@ from itertools import accumulate, groupby
 from vmem_pool.aot import Event
 from vmem_pool.stream import StreamPlan
 
-from benchmarks.accounting.phases import exchanges_of
+from benchmarks.accounting.phases import Exchanges
 from benchmarks.accounting.program import Step, Sublayer
 from benchmarks.accounting.simulation import Simulated
 
@@ -17,31 +17,27 @@ __all__ = ["Part", "SublayerNames", "parts_of"]
 
 
 class SublayerNames:
-    """Follows a kernel's events from one segment of its stream to the next.
+    """Follows a kernel's events from the first slot of one segment to that of the next.
 
     Args:
         plan: the stream.
-        boundary: as in ``Family``.
         first: kind of what comes before the first segment.
     """
 
-    def __init__(self, plan: StreamPlan, boundary: str, first: str) -> None:
+    def __init__(self, plan: StreamPlan, first: str) -> None:
         self.now = Sublayer(0, first)
-        self._boundary, self._order, self._taken = boundary, plan.order, 0
+        self._order, self._taken = plan.order, 0
         sizes = [plan.segments[name].num_slots for name in plan.order]
         self._starts = frozenset(accumulate(sizes[:-1], initial=0))
 
-    def follow(self, event: Event, kind: str, name: str) -> None:
-        """Notes an event on the semaphore of that name."""
-        if event.op != "dma_wait":
+    def follow(self, event: Event, kind: str) -> None:
+        """Notes an event and what it moves."""
+        if event.op != "dma_wait" or kind != "weights":
             return
-        begins = bool(self._boundary) and self._boundary in name
-        if not self._boundary and kind == "weights":
-            begins = self._taken in self._starts
-            self._taken += 1
-        if begins:
+        if self._taken in self._starts:
             number = self.now.number
             self.now = Sublayer(number + 1, self._order[number])
+        self._taken += 1
 
 
 @dataclass(frozen=True)
@@ -65,19 +61,30 @@ class Part:
 
 
 def parts_of(run: Simulated) -> dict[str, Part]:
-    """The parts of a simulated kernel, by the kind of their sublayers."""
+    """The parts of a simulated kernel, by the kind of their sublayers.
+
+    A sublayer lasts from its first product to that of the next, so that its sum over ranks and the
+    norm behind it belong to it.
+    """
     found: dict[str, Part] = {}
-    began, timed = run.began, zip(run.program.steps, run.ended)
+    exchanges, began = Exchanges(run.program.sibling), run.began
+    timed = zip(run.program.steps, run.ended)
     for sublayer, members in groupby(timed, key=lambda member: member[0].sublayer):
         steps, ends = zip(*members)
         cycles = sum(step.cycles for step in steps)
-        part = Part(1, cycles, _phases(steps, run.program.sibling), ends[-1] - began)
+        part = Part(1, cycles, _phases(exchanges, steps), ends[-1] - began)
         kind = sublayer.kind
         found[kind] = found[kind] + part if kind in found else part
         began = ends[-1]
     return found
 
 
-def _phases(steps: Sequence[Step], sibling: object) -> int:
-    events = [step.event for step in steps if step.event is not None]
-    return sum(not exchange.sibling for exchange in exchanges_of(events, sibling))
+def _phases(exchanges: Exchanges, steps: Sequence[Step]) -> int:
+    """Off-chip exchanges that end in these steps; they may have begun before."""
+    before = len(exchanges.done)
+    for event in (step.event for step in steps if step.event is not None):
+        if event.op.endswith("wait"):
+            exchanges.wait(event, 0.0)
+        elif event.device is not None:
+            exchanges.start(event, 0.0)
+    return sum(not exchange.sibling for exchange, _ in exchanges.done[before:])

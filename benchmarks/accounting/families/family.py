@@ -41,9 +41,6 @@ class Family(Protocol):
     """of a slice that the published model is run on"""
     max_static_bytes: float
     """weights that one of its ranks may read in a step of one row"""
-    boundary: str
-    """name in the scratch of what is waited for where a sublayer begins; empty if that is the
-    first slot of its segment"""
     stages: Sequence[tuple[str, str]]
     """parts of the paths of source files, and the stage they are; the first that fits counts"""
     kinds: Sequence[tuple[str, str]]

@@ -46,7 +46,6 @@ class Kimi:
     name = "kimi-k3"
     topology = "tpu7x:2x2x4"
     max_static_bytes = 4.95e9
-    boundary = ".vectors.hidden_sems"
     stages: Sequence[tuple[str, str]] = (
         ("/kda/", "Kimi delta attention"),
         ("/delta/", "Kimi delta attention"),

@@ -54,7 +54,6 @@ class Qwen:
     name = "qwen-27b"
     topology = "tpu7x:2x2x1"
     max_static_bytes = 6.46e9
-    boundary = ""
     stages: Sequence[tuple[str, str]] = (
         ("/gdn/", "gated delta net"),
         ("/delta/", "gated delta net"),

@@ -3,6 +3,7 @@
 import json
 import runpy
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 from kda_mla_kernels.backend import RANKS
-from kda_mla_kernels.checkpoint import open_checkpoint
+from kda_mla_kernels.checkpoint import Checkpoint, open_checkpoint
 from kda_mla_kernels.errors import CheckpointError, ConfigError
 from kda_mla_kernels.numerics import BF16, F32
 from kda_mla_kernels.testing import Sequence
@@ -20,6 +21,7 @@ from megakernel_kimi import convert as command
 from megakernel_kimi import package
 from megakernel_kimi.config import KimiConfig
 from megakernel_kimi.container import VARIABLE, Converted, Target, convert, load_converted
+from megakernel_kimi.container.origin import origin_of
 from megakernel_kimi.kernel import source
 from megakernel_kimi.kernel.loading import load_kernel_weights
 from megakernel_kimi.layout import KimiLayout
@@ -113,6 +115,24 @@ def test_a_padded_vocabulary_is_the_same_in_pieces(tmp_path, monkeypatch):
     np.testing.assert_array_equal(rows[: 254 - 7], whole[255 + 7 :])
     assert len(rows) > 254 - 7
     assert not rows[254 - 7 :].any()
+
+
+def test_an_expert_is_read_once_for_all_ranks(mini, tmp_path, monkeypatch):
+    reads, read = Counter(), Checkpoint.read
+
+    def counted(self, name, index=None):
+        reads[name] += 1
+        return read(self, name, index)
+
+    monkeypatch.setattr(Checkpoint, "read", counted)
+    config = KimiConfig.from_dict(mini.config)
+    wanted = target(config, 8)
+    origin_of(mini, config)
+    before = reads.copy()
+    convert(mini, tmp_path / "out", wanted)
+    packed = [name for name in mini.names() if name.endswith("w2.weight_packed")]
+    assert len(packed) == 8
+    assert {reads[name] - 2 * before[name] for name in packed} == {1}
 
 
 def test_files_are_safetensors_in_the_order_of_use(converted):

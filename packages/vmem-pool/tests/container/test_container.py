@@ -146,6 +146,46 @@ def test_a_writer_that_is_stopped_anywhere_goes_on_to_the_same_bytes(written, tm
         assert _bytes(folder) == _bytes(written)
 
 
+TOGETHER = WriteOptions(sync_bytes=5000, together=("embedding", "scale"))
+
+
+def test_rows_that_are_written_together_take_turns(written, tmp_path):
+    given = []
+
+    def source(rank, name, start):
+        for row in _values(rank, name)[start:]:
+            given.append((name, rank))
+            yield row[None]
+
+    write_container(tmp_path, SPEC, source, TOGETHER)
+    assert _bytes(tmp_path) == _bytes(written)
+    assert given[:12] == [("stream", rank) for rank in (0, 1) for _ in range(6)]
+    assert given[12:] == [
+        (name, rank)
+        for name, rows in (("embedding", 5), ("scale", 4))
+        for _ in range(rows)
+        for rank in (0, 1)
+    ]
+
+
+def test_ranks_that_were_written_together_catch_up_after_a_stop(written, tmp_path):
+    for stop_after in range(12):
+        folder, left = tmp_path / str(stop_after), stop_after
+
+        def source(rank, name, start):
+            nonlocal left
+            for array in _source(rank, name, start):
+                if not left:
+                    raise Killed
+                left -= 1
+                yield array
+
+        with pytest.raises(Killed):
+            write_container(folder, SPEC, source, TOGETHER)
+        write_container(folder, SPEC, _source, TOGETHER)
+        assert _bytes(folder) == _bytes(written)
+
+
 def test_a_writer_that_goes_on_asks_only_for_what_is_missing(tmp_path):
     asked = []
 

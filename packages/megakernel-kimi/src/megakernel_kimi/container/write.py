@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from vmem_pool.container import WriteOptions, remaining_bytes, write_container
 
 from megakernel_kimi.checkpoint import check_tensors
 from megakernel_kimi.container.origin import origin_of
+from megakernel_kimi.container.reads import SharedReads
 from megakernel_kimi.container.target import Target
 from megakernel_kimi.kernel.source import RankRows
 from megakernel_kimi.loading import RankReader
@@ -26,6 +28,9 @@ COMPANIONS = ("*.json", "*.model", "*.jinja", "LICENSE*")
 """What a model needs beside its weights: configuration, tokenizer, defaults, and its licence."""
 NOT_COMPANIONS = {"model.safetensors.index.json", "manifest.json"}
 
+TOGETHER = ("experts.down", "experts.scales")
+"""What is cut out of columns, which :class:`SharedReads` reads once for all ranks."""
+
 
 def convert(
     checkpoint: Checkpoint,
@@ -35,13 +40,14 @@ def convert(
 ) -> None:
     """Writes what is missing of a checkpoint's converted weights; does nothing if all is there.
 
-    One sublayer's matrices or one expert of one rank are in memory at a time. Stopped at any point,
-    the next call goes on to the same bytes. The folder then stands for the checkpoint: its
+    One sublayer's matrices of one rank, or one expert, are in memory at a time. Stopped at any
+    point, the next call goes on to the same bytes. The folder then stands for the checkpoint: its
     configuration and tokenizer are in it.
 
     Args:
         folder: made if it does not exist.
-        options: which ranks, progress, and how much may be lost when it is stopped.
+        options: which ranks, progress, and how much may be lost when it is stopped; ``together`` is
+            decided here.
 
     Raises:
         CheckpointError: a tensor is missing or has the wrong shape or type; a scale of an expert is
@@ -54,9 +60,11 @@ def convert(
         raise CheckpointError(f"{where} is the checkpoint itself; convert it into another folder")
     spec = target.spec(origin_of(checkpoint, layout.config))
 
+    shared = SharedReads(checkpoint)
+
     @cache
     def rows_of(rank: int) -> RankRows:
-        return RankRows(RankReader(checkpoint, target.dtype, layout, rank), target.shape)
+        return RankRows(RankReader(shared, target.dtype, layout, rank), target.shape)
 
     def source(rank: int, name: str, start: int) -> Iterator[np.ndarray]:
         return rows_of(rank).rows(name, start)
@@ -64,7 +72,8 @@ def convert(
     try:
         remaining_bytes(where, spec)  # before anything of another container is replaced
         _copy_companions(checkpoint.folder, where)
-        write_container(where, spec, source, options)
+        chosen = replace(options or WriteOptions(), together=TOGETHER)
+        write_container(where, spec, source, chosen)
     except ContainerError as error:
         raise CheckpointError(str(error)) from None
 

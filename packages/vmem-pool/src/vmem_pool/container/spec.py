@@ -136,6 +136,11 @@ class Spec:
         text += b" " * (-(8 + len(text)) % ALIGNMENT)
         return len(text).to_bytes(8, "little") + text
 
+    def offset(self, tensor: Tensor) -> int:
+        """Where a tensor begins in every file."""
+        before = self.tensors[: self.tensors.index(tensor)]
+        return len(self.header) + sum(other.bytes for other in before)
+
     @property
     def file_bytes(self) -> int:
         """Bytes of each file."""

@@ -1,4 +1,4 @@
-"""Writes a container rank by rank, in bounded memory, and goes on where it was stopped.
+"""Writes a container, in bounded memory, and goes on where it was stopped.
 
 Files of a rank while it is written, each of which is replaced as a whole or only appended to::
 
@@ -16,11 +16,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from heapq import heappop, heapreplace
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -45,11 +47,15 @@ class WriteOptions:
         ranks: which files, by default all; several processes may share the work.
         progress: show a progress bar.
         sync_bytes: how much a killed writer loses at most, besides one array of its source.
+        together: names of tensors of which all ranks get a row before any gets the next, so that a
+            source may read once what it cuts for all of them. Other tensors are written rank after
+            rank; without any, whole files are.
     """
 
     ranks: Sequence[int] | None = None
     progress: bool = False
     sync_bytes: int = 256 << 20
+    together: Collection[str] = ()
 
 
 def write_container(
@@ -72,9 +78,40 @@ def write_container(
     if missing > free:
         raise ContainerError(f"{where} needs {missing} more bytes, but only {free} are free")
     with _progress(chosen, spec.file_bytes * len(ranks)) as advance:
-        for rank in ranks:
-            _RankWriter(where, spec, rank, chosen.sync_bytes, advance).run(source)
+        sync = chosen.sync_bytes // max(1, len(ranks)) if chosen.together else chosen.sync_bytes
+        writers = [_RankWriter(where, spec, rank, sync, advance) for rank in ranks]
+        for group in [writers] if chosen.together else [[writer] for writer in writers]:
+            _write_group(group, spec, source, chosen.together)
     _finish(where, spec)
+
+
+def _write_group(
+    writers: Sequence[_RankWriter], spec: Spec, source: Source, together: Collection[str]
+) -> None:
+    """Files that are open at the same time."""
+    with ExitStack() as stack:
+        for writer in writers:
+            stack.enter_context(writer)
+        for tensor in spec.tensors:
+            runs = [writer.write(tensor, source) for writer in writers]
+            if tensor.name in together:
+                _take_turns(runs)
+            else:
+                for run in runs:
+                    deque(run, maxlen=0)
+        for writer in writers:
+            writer.finish()
+
+
+def _take_turns(runs: Sequence[Iterator[int]]) -> None:
+    """Goes on with whichever has come least far: killed writers may have left them apart."""
+    waiting = [(0, number) for number in range(len(runs))]
+    while waiting:
+        done = next(runs[waiting[0][1]], None)
+        if done is None:
+            heappop(waiting)
+        else:
+            heapreplace(waiting, (done, waiting[0][1]))
 
 
 def remaining_bytes(folder: str | Path, spec: Spec, ranks: Sequence[int] | None = None) -> int:
@@ -116,52 +153,63 @@ class _RankWriter:
             raise self._foreign(self.partial)
         return int(entry["bytes"]) if entry["bytes"] <= self.partial.stat().st_size else 0
 
-    def run(self, source: Source) -> None:
-        """Writes what is missing, and renames."""
-        done = self.durable_bytes()
-        self.advance(done)
+    def __enter__(self) -> _RankWriter:
+        """Goes back to what is on disk for certain."""
+        self._done = self._synced = self.durable_bytes()
+        self.advance(self._done)
+        self._file: BinaryIO | None = None
         if not self.final.exists():
-            self._append(source, done)
+            self.partial.touch()
+            os.truncate(self.partial, self._done)
+            self._hashed = digest(self.partial, self._done)
+            self._file = self.partial.open("ab")
+            if not self._done:
+                self._put(memoryview(self.spec.header))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def write(self, tensor: Tensor, source: Source) -> Iterator[int]:
+        """Writes what is missing of a tensor, and yields the length of the file again and again."""
+        if self._file is None:
+            return
+        row = max(self._done - self.spec.offset(tensor), 0) // tensor.row_bytes
+        if row >= tensor.shape[0]:
+            return
+        yield self._done
+        for piece in self._rows(source, tensor, row):
+            self._put(piece)
+            yield self._done
+
+    def finish(self) -> None:
+        """Renames, when every tensor is written."""
+        if self._file is not None:
+            self._sync()
+            self._file.close()
+            replace_text(self.checksum, f"{self._hashed.hexdigest()}  {self.final.name}\n")
             os.replace(self.partial, self.final)
             sync_folder(self.final.parent)
         self.journal.unlink(missing_ok=True)
 
-    def _append(self, source: Source, done: int) -> None:
-        self.partial.touch()
-        os.truncate(self.partial, done)
-        hashed = digest(self.partial, done)
-        synced = done
-        with self.partial.open("ab") as file:
-            for piece in self._pieces(source, done):
-                file.write(piece)
-                hashed.update(piece)
-                done += len(piece)
-                self.advance(len(piece))
-                if done - synced >= self.sync_bytes:
-                    file.flush()
-                    os.fsync(file.fileno())
-                    self._record(done)
-                    synced = done
-            file.flush()
-            os.fsync(file.fileno())
-        self._record(done)
-        replace_text(self.checksum, f"{hashed.hexdigest()}  {self.final.name}\n")
+    def _put(self, piece: memoryview) -> None:
+        assert self._file is not None
+        self._file.write(piece)
+        self._hashed.update(piece)
+        self._done += len(piece)
+        self.advance(len(piece))
+        if self._done - self._synced >= self.sync_bytes:
+            self._sync()
 
-    def _record(self, done: int) -> None:
-        replace_text(
-            self.journal, json.dumps({"layout": self.spec.fingerprint, "bytes": done}) + "\n"
-        )
-
-    def _pieces(self, source: Source, done: int) -> Iterator[memoryview]:
-        """The bytes of the file from ``done`` on, which is the end of the header or of a row."""
-        if not done:
-            yield memoryview(self.spec.header)
-        at = len(self.spec.header)
-        for tensor in self.spec.tensors:
-            row = max(done - at, 0) // tensor.row_bytes
-            if row < tensor.shape[0]:
-                yield from self._rows(source, tensor, row)
-            at += tensor.bytes
+    def _sync(self) -> None:
+        """Notes in the journal what is on disk."""
+        assert self._file is not None
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        entry = {"layout": self.spec.fingerprint, "bytes": self._done}
+        replace_text(self.journal, json.dumps(entry) + "\n")
+        self._synced = self._done
 
     def _rows(self, source: Source, tensor: Tensor, row: int) -> Iterator[memoryview]:
         where = f"tensor {tensor.name} of rank {self.rank}"

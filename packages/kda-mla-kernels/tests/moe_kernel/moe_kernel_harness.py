@@ -12,6 +12,10 @@ from kda_mla_kernels.moe.kernel import ExpertImages
 from kda_mla_kernels.quant import Mxfp4, decode
 
 VMEM, HBM = (pl.BlockSpec(memory_space=space) for space in (pltpu.VMEM, pltpu.HBM))
+QUICK = {"xla_backend_optimization_level": 0}
+"""Interpreted programs run once: compiling them well takes longer than that gains."""
+if jax.__version_info__ < (0, 11):
+    QUICK["xla_cpu_use_fusion_emitters"] = False
 CAPS = {"beta": 4.0, "linear_beta": 25.0}
 
 
@@ -30,7 +34,7 @@ def layers_call(stage, layers, model_experts, interpret=False, compiler_params=N
             weights[layer] = found
             out[layer] = stage(scratch, images, layer, latents[layer])
 
-    return pl.pallas_call(
+    call = pl.pallas_call(
         kernel,
         name="moe_layers",
         out_shape=(
@@ -43,6 +47,7 @@ def layers_call(stage, layers, model_experts, interpret=False, compiler_params=N
         interpret=interpret,
         compiler_params=compiler_params,
     )
+    return jax.jit(call, compiler_options=QUICK) if interpret else call
 
 
 class Experts:

@@ -54,7 +54,7 @@ def check(stage, experts, scores, bias, latent, tolerance):
 
 @pytest.mark.parametrize(
     ("rows", "channels", "form"),
-    [(1, 64, "mxfp4"), (3, 96, "mxfp4"), (8, 32, "mxfp4"), (2, 96, "fp8")],
+    [(1, 64, "mxfp4"), (3, 96, "mxfp4"), (8, 32, "mxfp4")],
 )
 def test_f32_equals_the_reference(rows, channels, form):
     experts = Experts(1, EXPERTS, LATENT, channels)
@@ -97,7 +97,7 @@ def test_of_equal_scores_the_lowest_index_wins():
 def test_a_row_has_the_same_bits_whoever_its_neighbours_are():
     experts, (scores, bias, latent) = Experts(1, EXPERTS, LATENT, 96), draw(8)
     alone = run(stage_of(1, 96, BF16), experts, scores[5:6], bias, latent[5:6])[0]
-    for rows in (slice(5, 6), slice(4, 7), slice(0, 8)):
+    for rows in (slice(4, 7), slice(0, 8)):
         together = run(
             stage_of(len(scores[rows]), 96, BF16, chunk=4),
             experts,

@@ -40,7 +40,7 @@ def test_verify_and_commit_have_the_bits_of_one_token_decoding(
     assert_equal(state_of_row(run.state, 1, kept), decoded[1][kept - 1])
 
 
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_row_has_the_same_bits_in_another_batch(load_kernel, golden, decoded, rows):
     run = Sequence(load_kernel(1, max_rows=rows), row=rows - 1)
     for token, expected in zip(golden["len7/input_ids"][:2], decoded[0]):

@@ -23,6 +23,8 @@ __all__ = ["TABLE_ROWS", "EmbeddingRows", "EmbeddingScratch"]
 
 TABLE_ROWS = 16
 """Rows that are copied together; a table has a multiple of them."""
+SLOTS = 2
+"""Tiles in VMEM, of which a step has better use for the room."""
 
 
 @jax.tree_util.register_dataclass
@@ -31,9 +33,9 @@ class EmbeddingScratch:
     """Scratch of :class:`EmbeddingRows`."""
 
     groups: Any
-    """[M, 16, D], the tile with each token's row"""
+    """[slots, 16, D], tiles with the rows of some tokens"""
     arrived: Any
-    """DMA [M]"""
+    """DMA [slots]"""
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,15 @@ class EmbeddingRows:
 
     def scratch(self) -> EmbeddingScratch:
         """An entry of ``scratch_shapes``."""
-        rows = self.block.rows
         return EmbeddingScratch(
-            groups=pltpu.VMEM((rows, TABLE_ROWS, self.width), self.dtype),
-            arrived=pltpu.SemaphoreType.DMA((rows,)),
+            groups=pltpu.VMEM((self.slots, TABLE_ROWS, self.width), self.dtype),
+            arrived=pltpu.SemaphoreType.DMA((self.slots,)),
         )
+
+    @property
+    def slots(self) -> int:
+        """Tokens whose tiles are on their way at a time."""
+        return min(self.block.rows, SLOTS)
 
     def start(self, scratch: EmbeddingScratch, table: Any, tokens: Any, first: Any) -> None:
         """Starts the copies.
@@ -76,7 +82,7 @@ class EmbeddingRows:
             table: HBM [N, D]. tokens: SMEM i32 [M], ids of the whole vocabulary.
             first: i32, id of the table's first row.
         """
-        for row in range(self.block.rows):
+        for row in range(self.slots):
             self._copy(scratch, table, row, self._local(tokens, row, first)).start()
 
     def __call__(self, scratch: EmbeddingScratch, table: Any, tokens: Any, first: Any) -> jax.Array:
@@ -87,9 +93,12 @@ class EmbeddingRows:
             self._copy(scratch, table, row, local).wait()
             mine = (local >= 0) & (local < self.table_rows)
             at = jnp.where(mine, lax.rem(jnp.maximum(local, 0), TABLE_ROWS), -1)
-            group = scratch.groups[row].astype(jnp.float32)
+            group = scratch.groups[row % self.slots].astype(jnp.float32)
             picked = lax.broadcasted_iota(jnp.int32, group.shape, 0) == at
             rows.append(jnp.sum(jnp.where(picked, group, 0.0), axis=0, keepdims=True))
+            if row + self.slots < self.block.rows:
+                following = self._local(tokens, row + self.slots, first)
+                self._copy(scratch, table, row + self.slots, following).start()
         return jnp.concatenate(rows, axis=0)
 
     @staticmethod
@@ -99,6 +108,7 @@ class EmbeddingRows:
     def _copy(self, scratch: EmbeddingScratch, table: Any, row: int, local: jax.Array) -> Any:
         inside = jnp.clip(local, 0, self.table_rows - 1)
         start = pl.multiple_of(inside - lax.rem(inside, TABLE_ROWS), TABLE_ROWS)
+        slot = row % self.slots
         return pltpu.make_async_copy(
-            table.at[pl.ds(start, TABLE_ROWS)], scratch.groups.at[row], scratch.arrived.at[row]
+            table.at[pl.ds(start, TABLE_ROWS)], scratch.groups.at[slot], scratch.arrived.at[slot]
         )

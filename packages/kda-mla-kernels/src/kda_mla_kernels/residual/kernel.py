@@ -19,6 +19,7 @@ from kda_mla_kernels.numerics import Numerics
 __all__ = ["Residual", "ResidualScratch"]
 
 LANES = 128
+SUBLANES = 8
 UNFINISHED = -1e30
 """Score of a block that is not there: its share becomes 0."""
 
@@ -91,8 +92,14 @@ class Residual:
             finished: i32, blocks that are finished.
             vector: f32 [1, D], see :func:`~kda_mla_kernels.residual.fold`.
         """
+        for rows in self._groups:
+            self._prepare(scratch, finished, vector, rows)
+
+    def _prepare(
+        self, scratch: ResidualScratch, finished: Any, vector: jax.Array, rows: slice
+    ) -> None:
         scores = [
-            jnp.where(block < finished, self._score(scratch, block, vector), UNFINISHED)
+            jnp.where(block < finished, self._score(scratch, block, vector, rows), UNFINISHED)
             for block in range(self.blocks)
         ]
         top = scores[0]
@@ -103,11 +110,12 @@ class Residual:
             for block, score in enumerate(scores)
         ]
         total = sum(
-            share * scratch.blocks[block].astype(jnp.float32) for block, share in enumerate(shares)
+            share * scratch.blocks[block, rows].astype(jnp.float32)
+            for block, share in enumerate(shares)
         )
-        scratch.total[...] = jnp.asarray(total)
-        scratch.top[...] = jnp.broadcast_to(top, scratch.top.shape)
-        scratch.mass[...] = jnp.broadcast_to(jnp.asarray(sum(shares)), scratch.mass.shape)
+        scratch.total[rows] = jnp.asarray(total)
+        scratch.top[rows] = jnp.broadcast_to(top, (SUBLANES, LANES))
+        scratch.mass[rows] = jnp.broadcast_to(jnp.asarray(sum(shares)), (SUBLANES, LANES))
 
     def mix(self, scratch: ResidualScratch, vector: jax.Array) -> jax.Array:
         """The mixture of the blocks as prepared and of the prefix, as :func:`~..residual.mix`.
@@ -118,13 +126,17 @@ class Residual:
         Returns:
             [P, D] in the activation dtype.
         """
-        prefix = scratch.prefix[...].astype(jnp.float32)
+        parts = [self._mix(scratch, vector, rows) for rows in self._groups]
+        return jnp.concatenate(parts, axis=0)
+
+    def _mix(self, scratch: ResidualScratch, vector: jax.Array, rows: slice) -> jax.Array:
+        prefix = scratch.prefix[rows].astype(jnp.float32)
         own = row_sums(prefix * vector) * self._unit(prefix)
-        before = scratch.top[:, :1]
+        before = scratch.top[rows][:, :1]
         top = jnp.maximum(before, own)
         kept, share = jnp.exp(before - top), jnp.exp(own - top)
-        mass = kept * scratch.mass[:, :1] + share
-        return self.numerics.round((kept * scratch.total[...] + share * prefix) / mass)
+        mass = kept * scratch.mass[rows][:, :1] + share
+        return self.numerics.round((kept * scratch.total[rows] + share * prefix) / mass)
 
     def close_block(self, scratch: ResidualScratch, index: Any) -> None:
         """Keeps the prefix as block ``index``; the next sum starts from nothing."""
@@ -139,9 +151,16 @@ class Residual:
         past = scratch.prefix[...].astype(jnp.float32)
         scratch.prefix[...] = self.numerics.round(past + update.astype(jnp.float32))
 
-    def _score(self, scratch: ResidualScratch, block: int, vector: jax.Array) -> jax.Array:
-        wide = scratch.blocks[block].astype(jnp.float32)
-        return row_sums(wide * vector) * scratch.scales[block][:, :1]
+    @property
+    def _groups(self) -> list[slice]:
+        """Rows that are worked on together: more would not stay in registers."""
+        return [slice(at, at + SUBLANES) for at in range(0, self.block.padded, SUBLANES)]
+
+    def _score(
+        self, scratch: ResidualScratch, block: int, vector: jax.Array, rows: slice
+    ) -> jax.Array:
+        wide = scratch.blocks[block, rows].astype(jnp.float32)
+        return row_sums(wide * vector) * scratch.scales[block, rows][:, :1]
 
     def _unit(self, x: jax.Array) -> jax.Array:
         """f32 [P, 1], the factor that gives rows a mean square of one."""

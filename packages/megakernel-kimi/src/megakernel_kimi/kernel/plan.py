@@ -47,6 +47,8 @@ MAX_ROWS = 16
 
 CHUNK = 8
 """Routes that are worked on together: with more, the first products would wait for more loads."""
+FEW_ROWS = 8
+"""Beyond these VMEM has room for half as many."""
 KDA, MLA, DENSE, MOE, HEAD = range(5)
 """Kinds of sublayers."""
 
@@ -273,7 +275,8 @@ class StepPlan:
         rule = RouterRule(
             config.num_experts_per_token, config.moe_renormalize, config.routed_scaling_factor
         )
-        chunk = min(CHUNK, self.block.rows * rule.top_k)
+        few = self.block.rows <= FEW_ROWS
+        chunk = min(CHUNK if few else CHUNK // 2, self.block.rows * rule.top_k)
         return RoutedExperts(
             model.expert_shape,
             rule,

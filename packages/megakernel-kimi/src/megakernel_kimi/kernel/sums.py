@@ -70,8 +70,8 @@ class ExpertSums:
             f32 [P, C] and [P, shared].
         """
         rows = self.block.rows
-        mine = routed[:rows]
-        blocks = [jnp.concatenate([mine, part], axis=1) for part in self._parts(shared[:rows])]
+        mine, others = routed[:rows].astype(self.dtype), shared[:rows].astype(self.dtype)
+        blocks = [jnp.concatenate([mine, part], axis=1) for part in self._parts(others)]
         first = self._summed(self._host, refs[0], jnp.stack(blocks), use)
         copies = jnp.broadcast_to(first[None], (self._lane.members, *first.shape))
         total = self._summed(self._lane, refs[1], copies, use).astype(jnp.float32)
@@ -89,9 +89,8 @@ class ExpertSums:
         return jnp.split(shared, self._host.members, axis=1)
 
     def _summed(self, exchange: AllToAll, refs: Any, blocks: jax.Array, use: Any) -> jax.Array:
-        handle = exchange.start(refs, blocks.astype(self.dtype), use)
-        terms = exchange.finish(handle).astype(jnp.float32)
-        total = terms[0]
+        terms = exchange.finish(exchange.start(refs, blocks, use))
+        total = terms[0].astype(jnp.float32)
         for term in range(1, exchange.members):
-            total = total + terms[term]
+            total = total + terms[term].astype(jnp.float32)
         return total.astype(self.dtype)

@@ -20,6 +20,8 @@ __all__ = ["Entries", "chosen_weights", "sorted_entries", "top_k_by_digits"]
 DIGIT_BITS = 4
 """Bits of the threshold that one round finds: 16 candidates fill the sublanes of two registers."""
 LANES = 128
+AT_ONCE = 32
+"""Entries of the list that are found together: more would not stay in registers."""
 
 
 def top_k_by_digits(values: jax.Array, k: int) -> jax.Array:
@@ -102,18 +104,35 @@ def sorted_entries(chosen: jax.Array, weights: jax.Array, entries: int) -> Entri
         weights: f32 [P, E].
         entries: N.
     """
-    rows, experts = chosen.shape
+    experts = chosen.shape[1]
     used = jnp.sum(chosen, axis=0, keepdims=True)  # [1, E] routes of each expert
     ends = running_counts(jnp.broadcast_to(used, (8, experts)))[:1]
-    place = lax.broadcasted_iota(jnp.int32, (entries, 1), 0).astype(jnp.float32)
-    passed = (ends <= place).astype(jnp.float32)  # [N, E] experts whose routes all come before
+    found = [
+        _listed(range(at, min(at + AT_ONCE, entries)), ends, used, chosen, weights)
+        for at in range(0, entries, AT_ONCE)
+    ]
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=0), *found)
+
+
+def _listed(
+    places: range, ends: jax.Array, used: jax.Array, chosen: jax.Array, weights: jax.Array
+) -> Entries:
+    """Some entries of the list.
+
+    Args:
+        ends: f32 [1, E], routes up to each expert. used: f32 [1, E], its own.
+    """
+    rows, experts = chosen.shape
+    entries = len(places)
+    place = lax.broadcasted_iota(jnp.int32, (entries, 1), 0).astype(jnp.float32) + places.start
+    passed = (ends <= place).astype(jnp.float32)  # experts whose routes all come before
     expert = jnp.sum(passed, axis=1, keepdims=True)
     base = jnp.sum(passed * used, axis=1, keepdims=True)
     ordinal = jnp.sum(jnp.where(used > 0, passed, 0.0), axis=1, keepdims=True)
     column = lax.broadcasted_iota(jnp.int32, (entries, experts), 1).astype(jnp.float32)
     here = (column == expert).astype(jnp.float32)
     among = place - base  # which of the expert's routes
-    behind = _picked(here, _row_counts(chosen)) <= among  # [N, P] rows that come before
+    behind = _picked(here, _row_counts(chosen)) <= among  # [entries, P] rows that come before
     valid = place < jnp.sum(used, axis=1, keepdims=True)
     row = jnp.where(valid, jnp.sum(behind.astype(jnp.float32), axis=1, keepdims=True), rows)
     mine = lax.broadcasted_iota(jnp.int32, (entries, rows), 1).astype(jnp.float32) == row

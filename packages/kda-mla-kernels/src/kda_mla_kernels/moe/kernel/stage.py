@@ -37,6 +37,7 @@ LANES = 128
 EXPERT, ROW, ORDINAL, FIRST, WEIGHT = range(5)
 """Rows of the table of entries."""
 TABLE_ROWS = 8
+ROWS_AT_ONCE = 8
 
 
 @jax.tree_util.register_dataclass
@@ -143,7 +144,15 @@ class RoutedExperts:
             f32 [P, E], the weight of every expert of the model.
         """
         with jax.named_scope("moe_select"):
-            chosen = top_k_by_digits((scores + bias)[: self.block.rows], self.rule.top_k)
+            biased = (scores + bias)[: self.block.rows]
+            # A few rows at a time, whose candidates stay in registers.
+            chosen = jnp.concatenate(
+                [
+                    top_k_by_digits(biased[at : at + ROWS_AT_ONCE], self.rule.top_k)
+                    for at in range(0, self.block.rows, ROWS_AT_ONCE)
+                ],
+                axis=0,
+            )
             missing = self.block.padded - self.block.rows
             if missing:
                 none = jnp.zeros((missing, chosen.shape[1]), jnp.float32)

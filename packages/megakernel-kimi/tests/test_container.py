@@ -168,10 +168,10 @@ def test_converted_weights_may_stand_beside_the_checkpoint(named, converted, mon
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ranks": 1}, r"are cut for 2 ranks, not for 1; convert the checkpoint for this"),
+        ({"ranks": 1}, r"are cut for 2 ranks, not for 1; take 2 devices, or convert"),
         ({"expert_tp": 1}, "have expert_tp 2, not 1"),
         ({"expert_form": "fp8"}, "have expert_form mxfp4, not fp8"),
-        ({"numerics": "bf16"}, "have numerics f32, not bf16"),
+        ({"numerics": "bf16"}, "have numerics f32, not bf16; leave numerics open, or convert"),
         ({"backend": "xla"}, "are in the form of the kernel, which backend xla does not read"),
     ],
 )

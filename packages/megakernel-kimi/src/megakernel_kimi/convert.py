@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _parser().parse_args(arguments)
     try:
         _run(chosen)
-    except ValueError as error:  # checkpoints, configurations and containers all say what is wrong
+    except (ValueError, OSError) as error:  # all say in a sentence what is wrong
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

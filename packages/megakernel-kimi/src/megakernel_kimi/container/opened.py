@@ -91,16 +91,25 @@ class Converted:
             ConfigError: they are of another model, for other ranks, or of another form.
         """
         if self.spec.config_hash != config_hash(config):
-            self._refuse("are those of a model with another configuration")
+            self._refuse("are those of a model with another configuration", "convert this one")
         if self.spec.num_ranks != ranks:
-            self._refuse(f"are cut for {self.spec.num_ranks} ranks, not for {ranks}")
+            self._refuse(
+                f"are cut for {self.spec.num_ranks} ranks, not for {ranks}",
+                f"take {self.spec.num_ranks} devices, or convert the checkpoint for {ranks}",
+            )
         if asked.backend == "xla":
-            self._refuse("are in the form of the kernel, which backend xla does not read")
+            self._refuse(
+                "are in the form of the kernel, which backend xla does not read",
+                "take backend megakernel, or the checkpoint",
+            )
         own = Choices("megakernel", self.numerics, self.expert_tp, self.expert_form)
         for name in ("numerics", "expert_tp", "expert_form"):
             wanted, found = getattr(asked, name), getattr(own, name)
             if wanted not in (None, "auto", found):
-                self._refuse(f"have {name} {found}, not {wanted}")
+                self._refuse(
+                    f"have {name} {found}, not {wanted}",
+                    f"leave {name} open, or convert the checkpoint for {wanted}",
+                )
         backend = own.backend if asked.backend == "auto" else asked.backend
         return Choices(backend, own.numerics, own.expert_tp, own.expert_form)
 
@@ -128,5 +137,5 @@ class Converted:
                     " from another checkpoint of the same configuration"
                 )
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise ConfigError(f"the weights in {self.place} {what}; convert the checkpoint for this")
+    def _refuse(self, what: str, remedy: str = "convert the checkpoint again") -> NoReturn:
+        raise ConfigError(f"the weights in {self.place} {what}; {remedy}")

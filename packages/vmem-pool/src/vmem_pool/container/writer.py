@@ -46,7 +46,8 @@ class WriteOptions:
     Attributes:
         ranks: which files, by default all; several processes may share the work.
         progress: show a progress bar.
-        sync_bytes: how much a killed writer loses at most, besides one array of its source.
+        sync_bytes: how much of a file a killed writer loses at most, besides one array of its
+            source.
         together: names of tensors of which all ranks get a row before any gets the next, so that a
             source may read once what it cuts for all of them. Other tensors are written rank after
             rank; without any, whole files are.
@@ -78,8 +79,7 @@ def write_container(
     if missing > free:
         raise ContainerError(f"{where} needs {missing} more bytes, but only {free} are free")
     with _progress(chosen, spec.file_bytes * len(ranks)) as advance:
-        sync = chosen.sync_bytes // max(1, len(ranks)) if chosen.together else chosen.sync_bytes
-        writers = [_RankWriter(where, spec, rank, sync, advance) for rank in ranks]
+        writers = [_RankWriter(where, spec, r, chosen.sync_bytes, advance) for r in ranks]
         for group in [writers] if chosen.together else [[writer] for writer in writers]:
             _write_group(group, spec, source, chosen.together)
     _finish(where, spec)

@@ -61,7 +61,7 @@ class Trace:
         arguments: how many it has, inputs, outputs and scratch.
         events: in order.
         copied_in, copied_out: bytes of the operands in VMEM, which are moved before and after.
-        trips: mean length of the loops without events that the compiler does not know, by source.
+        trips: mean length of loops, by source, of which the compiler may not know some.
     """
 
     kernel: str

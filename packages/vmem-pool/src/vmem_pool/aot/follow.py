@@ -107,6 +107,10 @@ class Follower(Walker):
         self.lengths[source_line(eqn)].append(turns)
         return carry
 
+    def _scan(self, eqn: Any, arguments: list[Any], nest: str, grid: tuple[int, ...]) -> list[Any]:
+        self.lengths[source_line(eqn)].append(eqn.params["length"])
+        return super()._scan(eqn, arguments, nest, grid)
+
     def _either(self, ways: Sequence[Callable[[], list[Any]]]) -> list[Any]:
         if len(ways) > 1:
             raise TraceError(f"a loop around events has a length that depends on data: {self._at}")

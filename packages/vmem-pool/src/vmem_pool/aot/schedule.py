@@ -6,9 +6,10 @@ Transfers and waits stand in the schedule at their bundles; a trace says in whic
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from vmem_pool.aot.events import Event
 from vmem_pool.aot.kernels import Dumps, find_dumps, split_bundles
@@ -36,8 +37,9 @@ class Schedule:
     def follow(self, events: Sequence[Event]) -> list[Segment]:
         """Finds each event in the schedule.
 
-        Where the next event may be one of several of equal source, all are tried, and what comes
-        later decides; loops of known length run exactly so often.
+        Where the next event may be one of several of equal source, all are tried; of the ways that
+        what comes later leaves over, the one with the fewest cycles counts. Loops of known length
+        run exactly so often.
 
         Returns:
             what the core does before each event, and after the last.
@@ -45,12 +47,12 @@ class Schedule:
         Raises:
             ScheduleError: the next event cannot be reached from the last one.
         """
-        steps: list[dict[_State, tuple[_State, Segment]]] = []
-        states: list[_State] = [_State(-1, ())]
+        steps: list[_Found] = []
+        costs = {_State(-1, ()): 0}
         for number, event in enumerate(events):
-            found = self._after(states, event, events[number - 1] if number else None)
+            found = self._after(costs, event, events[number - 1] if number else None)
             if not found:
-                at = states[0].mark
+                at = next(iter(costs)).mark
                 before = (
                     f"{self.ways.marks[at].op} at {self.ways.marks[at].source}"
                     if at >= 0
@@ -61,47 +63,47 @@ class Schedule:
                     f" the schedule of {self.name}"
                 )
             steps.append(found)
-            states = list(found)
-        return self._way_to(states, steps)
+            costs = {
+                after: costs[before] + segment.cycles for after, (before, segment) in found.items()
+            }
+        return self._way_to(costs, steps)
 
-    def _way_to(
-        self, states: Sequence[_State], steps: Sequence[Mapping[_State, tuple[_State, Segment]]]
-    ) -> list[Segment]:
-        """The segments of a way that reaches the end of the schedule."""
+    def _way_to(self, costs: Mapping[_State, int], steps: Sequence[_Found]) -> list[Segment]:
+        """The segments of the shortest way that reaches the end of the schedule."""
         end = self.ways.root.end + 1
-        for state in states:
-            reach = self.ways.reach(state.mark)
-            if end not in reach.cycles:
-                continue
-            way = [self.ways.segment(reach, end)]
-            for found in reversed(steps):
-                state, segment = found[state]
-                way.append(segment)
-            return way[::-1]
-        raise ScheduleError(f"the schedule of {self.name} has events after the last of the trace")
+        reaches = {state: self.ways.reach(state.mark) for state in costs}
+        last = [state for state in costs if end in reaches[state].cycles]
+        if not last:
+            raise ScheduleError(
+                f"the schedule of {self.name} has events after the last of the trace"
+            )
+        state = min(last, key=lambda state: costs[state] + reaches[state].cycles[end])
+        way = [self.ways.segment(reaches[state], end)]
+        for found in reversed(steps):
+            state, segment = found[state]
+            way.append(segment)
+        return way[::-1]
 
-    def _after(
-        self, states: Sequence[_State], event: Event, previous: Event | None
-    ) -> dict[_State, tuple[_State, Segment]]:
+    def _after(self, costs: Mapping[_State, int], event: Event, previous: Event | None) -> _Found:
         """Where the event may be after one of the states, and from which.
 
         The compiler makes one wait of adjacent ones for a semaphore, and changes the order of
         adjacent starts; jax may give equal code in one file one line.
         """
-        stays = {state: (state, Segment(0, {})) for state in states}
+        stays = {state: (state, Segment(0, {})) for state in costs}
         merged = previous is not None and previous[:3] == event[:3] and event.op.endswith("wait")
-        if merged and not any(self.ways.marks[state.mark].must_run for state in states):
+        if merged and not any(self.ways.marks[state.mark].must_run for state in costs):
             return stays  # in a loop: the turns that are left count when it is left
-        found = self._reached(states, event.op, event.source)
+        found = self._reached(costs, event.op, event.source)
         if merged:
-            return {**stays, **found}
+            return {**found, **stays}
         if found:
             return found
-        if event.op == "dma_start" and self._just_passed(states, event):
+        if event.op == "dma_start" and self._just_passed(costs, event):
             return stays
-        return self._reached(states, event.op, event.source.partition(":")[0] + ":")
+        return self._reached(costs, event.op, event.source.partition(":")[0] + ":")
 
-    def _just_passed(self, states: Sequence[_State], event: Event) -> bool:
+    def _just_passed(self, states: Iterable[_State], event: Event) -> bool:
         """A start like this one stands a little before one of the states."""
         alike = [n for n, mark in enumerate(self.ways.marks) if (mark.op, mark.source) == event[:2]]
         return any(
@@ -111,21 +113,33 @@ class Schedule:
             if n < state.mark
         )
 
-    def _reached(
-        self, states: Sequence[_State], op: str, source: str
-    ) -> dict[_State, tuple[_State, Segment]]:
+    def _reached(self, costs: Mapping[_State, int], op: str, source: str) -> _Found:
         """``source`` may be the beginning of one.
 
-        Of states that differ in turns of loops without waits, the one with the fewest is enough:
-        the turns that are left count when such a loop is left.
+        Of states that differ in turns of loops without waits, the cheapest is enough: the turns
+        that are left count when such a loop is left.
         """
-        found: dict[object, tuple[_State, tuple[_State, Segment]]] = {}
-        for state in states:
-            for after, segment in self._next(state, op, source):
-                alike = after.mark, self._told_apart(after)
-                if alike not in found or after.turns < found[alike][0].turns:
-                    found[alike] = after, (state, segment)
-        return dict(found.values())
+        best: dict[object, tuple[int, _State, _State, Segment]] = {}
+        for state, cost in costs.items():
+            for alike, after, segment in self._nexts(state, op, source):
+                total = cost + segment.cycles
+                if alike not in best or total < best[alike][0]:
+                    best[alike] = total, after, state, segment
+        return {after: (state, segment) for _, after, state, segment in best.values()}
+
+    def _nexts(self, state: _State, op: str, source: str) -> list[tuple[object, _State, Segment]]:
+        """Where to go from a state, with what tells it apart; layers repeat, so most are known."""
+        key = state, op, source
+        if key not in self._known_nexts:
+            self._known_nexts[key] = [
+                ((after.mark, self._told_apart(after)), after, segment)
+                for after, segment in self._next(state, op, source)
+            ]
+        return self._known_nexts[key]
+
+    @cached_property
+    def _known_nexts(self) -> dict[Any, list[tuple[object, _State, Segment]]]:
+        return {}
 
     def _told_apart(self, state: _State) -> tuple[int, ...]:
         """Turns of the loops with waits around a state."""
@@ -172,6 +186,10 @@ class _State(NamedTuple):
     turns: tuple[int, ...]
 
 
+_Found: TypeAlias = Mapping[_State, tuple[_State, Segment]]
+"""Where an event may be, from where, and the work between."""
+
+
 def _inside(loop: Loop, other: Loop) -> bool:
     return loop is not other and other.start <= loop.start and loop.end <= other.end
 
@@ -181,7 +199,8 @@ def read_schedule(
 ) -> Schedule:
     """The schedule of the kernel whose name begins so, from the dumps of a report.
 
-    ``trips``: lengths of loops that the compiler does not know, by source; else they count once.
+    ``trips``: lengths of loops that the compiler does not know, by source, of which those without
+    waits that must run are taken; others turn as often as the events say, or count once.
 
     Raises:
         ScheduleError: no such kernel.
@@ -195,9 +214,13 @@ def read_schedule(
 def _read(dumps: Dumps, trips: Mapping[str, float]) -> Schedule:
     bundles = split_bundles(dumps.schedule)
     branches = Branches.of(bundles)
-    unknown = [loop for loop in loop_tree(bundles, branches, {})[1] if loop.trips is None]
-    given = {loop.name: round(trips[loop.source]) for loop in unknown if loop.source in trips}
-    root, _ = loop_tree(bundles, branches, given)
-    count_cycles(root, branches.forward)
+    root, loops = loop_tree(bundles, branches, {})
     ways = Ways(marks_of(bundles), branches.forward, root, files_of(bundles))
-    return Schedule(dumps.name, ways)
+    given = {
+        loop.name: round(trips[loop.source])
+        for loop in loops
+        if loop.trips is None and loop.source in trips and loop.start in ways.quiet
+    }
+    known, _ = loop_tree(bundles, branches, given)
+    count_cycles(known, branches.forward)
+    return Schedule(dumps.name, replace(ways, root=known))

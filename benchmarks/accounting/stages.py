@@ -13,12 +13,13 @@ from benchmarks.accounting.families import Family
 
 __all__ = ["StageNames", "kind_of"]
 
+EMBEDDING = "embedding"
 KINDS = (
     ("record", "records"),
     (".stored", "records"),
     (".fetched", "records"),
     (".ring", "weights"),
-    (".embedding", "embedding"),
+    (".embedding", EMBEDDING),
 )
 """Parts of the names of scratch, and what moves on their semaphores, before those of a family."""
 COMMIT_KINDS = (
@@ -30,7 +31,7 @@ STAGES = (
     ("/norm/", "norms"),
     ("/mlp/", "activation"),
     ("/head/", "arg-max"),
-    ("/embedding/", "embedding"),
+    ("/embedding/", EMBEDDING),
 )
 """Parts of the paths of source files, and the stage they are, behind those of a family."""
 STREAM = "/vmem_pool/stream/"
@@ -79,7 +80,9 @@ class StageNames:
             return f"product {self._matrix}"
         if file.endswith(SHARED):
             return ""
-        return next((stage for part, stage in self._stages if part in file), OTHER)
+        stage = next((stage for part, stage in self._stages if part in file), OTHER)
+        # Jitted functions of jax are traced once and keep the place of their first caller.
+        return "" if stage == EMBEDDING and self._matrix else stage
 
 
 def _matrices(segment: PlannedSegment) -> list[str]:

@@ -10,13 +10,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from kda_mla_kernels.backend import Programs
 from kda_mla_kernels.checkpoint import open_checkpoint
 from megakernel_kimi import package
 from megakernel_kimi.checkpoint import read_tensors
 from megakernel_kimi.config import KimiConfig
 from megakernel_kimi.tokenizer import KimiTokenizer
 from megakernel_kimi.tokenizer.convert import SPLIT
+from megakernel_kimi.xla.programs import Programs
 from tokenizers import Regex, pre_tokenizers
 from tpu_collectives.testing import virtual_devices
 
@@ -24,11 +24,7 @@ jax.config.update("jax_platforms", "cpu")
 virtual_devices(8)
 
 # Programs are compiled in a hurry: each runs a few times.
-QUICK = {"xla_backend_optimization_level": 0}
-if jax.__version_info__ < (0, 11):
-    # Off, it halves again what is left. Later lines have nothing else to emit loops with.
-    QUICK["xla_cpu_use_fusion_emitters"] = False
-Programs.compiler_options = {**Programs.compiler_options, **QUICK}
+Programs.compiler_options = {**Programs.compiler_options, "xla_backend_optimization_level": 0}
 
 TINY = Path(__file__).parent / "golden" / "k3_tiny"
 

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 from kda_mla_kernels.kda.kernel import stage as kda_stage
 from kda_mla_kernels.mla import MlaShape
 from kda_mla_kernels.moe.kernel import stage as moe_stage
@@ -23,16 +22,13 @@ slow = pytest.mark.slow
 
 
 @pytest.fixture
-def error(load_tiny, golden):
+def error(load_kernel, golden):
     """Measures the largest error of a kernel that is traced now."""
 
     def measure():
-
-        loaded = load_tiny(1, backend="megakernel", max_rows=8, max_context=128)
+        model = load_kernel(1)
         # Another instance has programs of its own.
-        model = replace(
-            loaded, programs=replace(loaded.programs, interpret=pltpu.InterpretParams())
-        )
+        model = replace(model, programs=replace(model.programs))
         out = model.verify(model.init_state(), [0], [golden["len7/input_ids"]], [0])
         return np.abs(np.asarray(out.logits)[0] - golden["len7/fp32/logits"]).max()
 

@@ -9,7 +9,7 @@ TOKENS = 3
 
 @pytest.fixture(scope="module")
 def model(load_kernel):
-    return load_kernel(1)
+    return load_kernel(1, exact_bits=True, max_rows=4)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_verify_and_commit_have_the_bits_of_one_token_decoding(
 
 @pytest.mark.parametrize("rows", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_row_has_the_same_bits_in_another_batch(load_kernel, golden, decoded, rows):
-    run = Sequence(load_kernel(1, max_rows=rows), row=rows - 1)
+    run = Sequence(load_kernel(1, exact_bits=True, max_rows=rows), row=rows - 1)
     for token, expected in zip(golden["len7/input_ids"][:2], decoded[0]):
         np.testing.assert_array_equal(run.decode(token), expected)
 
@@ -51,9 +51,9 @@ def test_a_row_has_the_same_bits_beside_others(model, golden, decoded):
     tokens, others = golden["len7/input_ids"], golden["len70/input_ids"]
     run = Sequence(model)
     for at in range(2):
-        fed = [*others[8 * at : 8 * at + 8]]
+        fed = [*others[4 * at : 4 * at + 4]]
         fed[1] = tokens[at]
-        out = model.decode(run.state, fed, [at] * 8, [True] * 8, with_logits=True)
+        out = model.decode(run.state, fed, [at] * 4, [True] * 4, with_logits=True)
         run.state = out.state
         np.testing.assert_array_equal(np.asarray(out.logits)[1], decoded[0][at])
 
@@ -63,7 +63,7 @@ def test_rows_that_are_not_active_keep_their_state(model, golden, decoded, state
     for token in golden["len7/input_ids"][:2]:
         run.decode(token)
     before = state_of_row(run.state, 1, 2)
-    other = Sequence(model, row=4)
+    other = Sequence(model, row=3)
     other.state = run.state
     other.decode(7)
     assert_equal(state_of_row(other.state, 1, 2), before)

@@ -25,7 +25,9 @@ def whole_prompt(model, golden, row=3):
     return model.prefill(model.init_state(), row, golden["len70/input_ids"], 0, all_logits=True)
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4, 8])
+@pytest.fixture(
+    scope="module", params=[1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4)), 8]
+)
 def prefilled(request, load_tiny, golden):
     model = load_tiny(request.param, feature_layers=ALL_PREFIXES)
     return whole_prompt(model, golden)

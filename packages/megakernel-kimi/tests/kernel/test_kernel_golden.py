@@ -24,7 +24,11 @@ def run_block(model, tokens):
     return run, np.asarray(out.logits)[0], np.asarray(out.features)[0]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 8], ids=lambda ranks: f"{ranks} ranks")
+@pytest.fixture(
+    scope="module",
+    params=[1, pytest.param(2, marks=pytest.mark.slow), 8],
+    ids=lambda ranks: f"{ranks} ranks",
+)
 def block(request, load_kernel, golden):
     model = load_kernel(request.param, feature_layers=ALL_PREFIXES)
     return run_block(model, golden["len7/input_ids"])
@@ -61,6 +65,7 @@ def test_states_after_the_commit_equal_the_golden(block, golden, state_of_row):
         np.testing.assert_allclose(rows, golden["len7/fp32/mla_latent"], rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_greedy_tokens_and_their_logits_equal_the_golden(load_kernel, golden):
     run, logits, _ = run_block(
         load_kernel(1, feature_layers=ALL_PREFIXES), golden["len7/input_ids"]
@@ -73,6 +78,7 @@ def test_greedy_tokens_and_their_logits_equal_the_golden(load_kernel, golden):
     assert tokens == golden["len7/fp32/greedy_tokens"][:5].tolist()
 
 
+@pytest.mark.slow
 def test_a_prompt_prefilled_over_the_kernels_weights_has_the_golden_logits(load_kernel, golden):
     run = Sequence(load_kernel(1, feature_layers=ALL_PREFIXES))
     (logits,) = run.prefill(golden["len70/input_ids"], all_logits=True)
@@ -81,6 +87,7 @@ def test_a_prompt_prefilled_over_the_kernels_weights_has_the_golden_logits(load_
     assert error.mean() < MEAN_LOGIT_ERROR
 
 
+@pytest.mark.slow
 def test_experts_in_fp8_give_the_same_logits(load_kernel, golden):
     tokens = golden["len7/input_ids"]
     ours = run_block(load_kernel(1, expert_form="fp8"), tokens)[1]
@@ -89,6 +96,7 @@ def test_experts_in_fp8_give_the_same_logits(load_kernel, golden):
     assert error.mean() < MEAN_LOGIT_ERROR
 
 
+@pytest.mark.slow
 def test_bf16_stays_as_close_to_the_golden_as_the_reference(
     load_kernel, golden, tiny_config, tiny_tensors
 ):

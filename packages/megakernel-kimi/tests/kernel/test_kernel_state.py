@@ -5,6 +5,7 @@ import pytest
 from kda_mla_kernels.testing import Sequence
 
 TOKENS = 3
+slow = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,9 @@ def assert_equal(ours, other):
         np.testing.assert_array_equal(part, other[name], err_msg=name)
 
 
-@pytest.mark.parametrize("accepted", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "accepted", [pytest.param(0, marks=slow), 1, pytest.param(2, marks=slow), 3]
+)
 def test_verify_and_commit_have_the_bits_of_one_token_decoding(
     model, golden, decoded, state_of_row, accepted
 ):
@@ -40,7 +43,7 @@ def test_verify_and_commit_have_the_bits_of_one_token_decoding(
     assert_equal(state_of_row(run.state, 1, kept), decoded[1][kept - 1])
 
 
-@pytest.mark.parametrize("rows", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rows", [1, pytest.param(3, marks=slow)])
 def test_a_row_has_the_same_bits_in_another_batch(load_kernel, golden, decoded, rows):
     run = Sequence(load_kernel(1, exact_bits=True, max_rows=rows), row=rows - 1)
     for token, expected in zip(golden["len7/input_ids"][:2], decoded[0]):

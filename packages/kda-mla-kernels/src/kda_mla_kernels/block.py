@@ -81,6 +81,13 @@ class Block:
         """P, rows of every activation: whole sublanes."""
         return -(-self.rows // SUBLANES) * SUBLANES
 
+    def pad(self, rows: jax.Array) -> jax.Array:
+        """[M, D] -> [P, D], zero rows behind."""
+        missing = self.padded - rows.shape[0]
+        if not missing:
+            return rows
+        return jnp.concatenate([rows, jnp.zeros((missing, rows.shape[1]), rows.dtype)], axis=0)
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ experts run in the shadow of the first.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -15,8 +14,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from kda_mla_kernels.backend import RANKS
-from kda_mla_kernels.block import by_sublanes
-from kda_mla_kernels.norm import stepwise_rms_norm
 from vmem_pool.stream import matvec
 
 from megakernel_kimi.kernel.loads import Turns
@@ -72,8 +69,7 @@ def _first_expert(refs: Refs) -> Any:
 def _normed(refs: Refs, routed: jax.Array, gain: jax.Array) -> jax.Array:
     model = refs.plan.model
     eps = model.layout.config.rms_norm_eps
-    norm = partial(stepwise_rms_norm, weight=gain, eps=eps, numerics=model.numerics)
-    return by_sublanes(norm, model.numerics.round(routed))
+    return refs.normed(model.numerics.round(routed), gain, eps)
 
 
 def _next_loads(refs: Refs, index: Any) -> None:

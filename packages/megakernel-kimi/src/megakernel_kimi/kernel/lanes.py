@@ -72,10 +72,7 @@ class LaneGather:
         Returns:
             [P, whole] of every part.
         """
-        found = self._gather.finish(handle)
-        missing = self.block.padded - self.block.rows
-        if missing:
-            found = jnp.concatenate([found, jnp.zeros((missing, found.shape[1]), found.dtype)])
+        found = self.block.pad(self._gather.finish(handle))
         return [self._joined(found, part, whole) for part, whole in enumerate(wholes)]
 
     def _joined(self, found: jax.Array, part: int, whole: int) -> jax.Array:

@@ -5,17 +5,15 @@ Both leave this rank's part of their output projection in ``scratch.partial``.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from kda_mla_kernels.block import by_sublanes, row_sums
+from kda_mla_kernels.block import row_sums
 from kda_mla_kernels.kda.kernel import KdaProjected
 from kda_mla_kernels.mla import output_gate
 from kda_mla_kernels.mla.kernel import MlaInputs
-from kda_mla_kernels.norm import stepwise_rms_norm
 from vmem_pool.stream import SegmentReader, matvec
 
 from megakernel_kimi.kernel.loads import Turns
@@ -142,10 +140,7 @@ def _gated_values(refs: Refs, reader: SegmentReader, mixed: jax.Array) -> jax.Ar
 
 
 def _normed(refs: Refs, x: jax.Array, gain: jax.Array) -> jax.Array:
-    model = refs.plan.model
-    eps = model.layout.config.lora_norm_eps
-    norm = partial(stepwise_rms_norm, weight=gain, eps=eps, numerics=model.numerics)
-    return by_sublanes(norm, x)
+    return refs.normed(x, gain, refs.plan.model.layout.config.lora_norm_eps)
 
 
 def _product(

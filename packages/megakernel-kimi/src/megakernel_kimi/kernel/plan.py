@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from kda_mla_kernels.backend import RANKS
 from kda_mla_kernels.block import Block
-from kda_mla_kernels.embedding import TABLE_ROWS, EmbeddingRows
+from kda_mla_kernels.embedding import EmbeddingRows
 from kda_mla_kernels.errors import ConfigError
 from kda_mla_kernels.kda.kernel import KdaShape, KimiDeltaAttention, Replay
 from kda_mla_kernels.mla import MlaShape
@@ -28,6 +28,7 @@ from vmem_pool.stream import StreamPlan
 from megakernel_kimi.kernel.lanes import LaneGather
 from megakernel_kimi.kernel.stream import head_columns, stream_plan
 from megakernel_kimi.kernel.sums import ExpertSums
+from megakernel_kimi.kernel.weights import table_rows
 from megakernel_kimi.layout import KimiLayout
 
 __all__ = [
@@ -225,8 +226,8 @@ class StepPlan:
     @cached_property
     def embedding(self) -> EmbeddingRows:
         layout = self.model.layout
-        rows = -(-layout.vocab_rows // TABLE_ROWS) * TABLE_ROWS
-        return EmbeddingRows(self.block, rows, layout.config.hidden_size, self.model.held)
+        width = layout.config.hidden_size
+        return EmbeddingRows(self.block, table_rows(layout), width, self.model.held)
 
     @cached_property
     def residual(self) -> Residual:

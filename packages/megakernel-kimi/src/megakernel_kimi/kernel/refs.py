@@ -6,16 +6,17 @@ Letters: M rows, P padded rows, D hidden, F feature layers; W KDA channels, H he
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 from kda_mla_kernels.backend.budget import buffers, fit_ring
-from kda_mla_kernels.block import Where
+from kda_mla_kernels.block import Where, by_sublanes
 from kda_mla_kernels.kda.kernel import KdaMemory
 from kda_mla_kernels.mla.kernel import MlaMemory
+from kda_mla_kernels.norm import stepwise_rms_norm
 from vmem_pool.stream import Ring, Stream, StreamPlan, ring_scratch
 
 from megakernel_kimi.kernel.plan import StepPlan, SublayerTable
@@ -194,6 +195,11 @@ class Refs:
     out: StepOutputs
     scratch: StepScratch
     stream: Stream
+
+    def normed(self, x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+        """The model's RMS norm of rows [P, N] with a weight f32 [1, N]."""
+        norm = partial(stepwise_rms_norm, weight=weight, eps=eps, numerics=self.plan.model.numerics)
+        return by_sublanes(norm, x)
 
     def sublayer(self, number: Any) -> SublayerTable:
         """What the table says of a sublayer: i32 scalars."""

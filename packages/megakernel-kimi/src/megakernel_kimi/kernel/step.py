@@ -9,7 +9,6 @@ Letters: M rows, P padded rows, D hidden.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -17,9 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from kda_mla_kernels.backend import RANKS
-from kda_mla_kernels.block import by_sublanes
 from kda_mla_kernels.head import best_of_shard
-from kda_mla_kernels.norm import stepwise_rms_norm
 from vmem_pool.stream import Stream, matvec
 
 from megakernel_kimi.kernel.experts import mixture_of_experts, router_loads
@@ -147,13 +144,6 @@ class Step:
     def _first_id(self) -> jax.Array:
         return lax.axis_index(RANKS) * self.refs.plan.model.layout.vocab_rows
 
-    def _padded(self, rows: jax.Array) -> jax.Array:
-        """[M, D] -> [P, D]."""
-        missing = self.refs.plan.block.padded - rows.shape[0]
-        if not missing:
-            return rows
-        return jnp.concatenate([rows, jnp.zeros((missing, rows.shape[1]), rows.dtype)], axis=0)
-
     def _prepare(self, number: Any) -> None:
         """What a sublayer's mixture can do before the prefix is complete."""
         vectors = self._vectors.take(number)[MIX : MIX + 1, :]
@@ -165,18 +155,13 @@ class Step:
         plan, scratch = self.refs.plan, self.refs.scratch
         vectors = self._vectors.taken(number)
         mixed = plan.residual.mix(scratch.residual, vectors[MIX : MIX + 1, :])
-        normed = partial(
-            stepwise_rms_norm,
-            weight=vectors[NORM : NORM + 1, :],
-            eps=plan.model.layout.config.rms_norm_eps,
-            numerics=plan.model.numerics,
-        )
-        scratch.normed[...] = by_sublanes(normed, mixed)
+        eps = plan.model.layout.config.rms_norm_eps
+        scratch.normed[...] = self.refs.normed(mixed, vectors[NORM : NORM + 1, :], eps)
 
     def _add(self, total: jax.Array) -> None:
         """prefix += the sum of all ranks' partial results [M, D], rounded."""
         plan = self.refs.plan
-        update = plan.model.numerics.round(self._padded(total))
+        update = plan.model.numerics.round(plan.block.pad(total))
         plan.residual.add(self.refs.scratch.residual, update)
 
     def _mixer(self, kind: jax.Array, index: jax.Array, pos: Any) -> Any:

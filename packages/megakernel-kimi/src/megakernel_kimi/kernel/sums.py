@@ -63,7 +63,7 @@ class ExpertSums:
         """Sums over all ranks.
 
         Args:
-            routed: f32 [P, C]. shared: f32 [P, D], of which lane l gets columns l, l+1, ...
+            routed: f32 [P, C]. shared: f32 [P, D], of which lane l gets the l-th run of columns.
             use: i32, number of this use of ``refs``.
 
         Returns:
@@ -75,9 +75,7 @@ class ExpertSums:
         first = self._summed(self._host, refs[0], jnp.stack(blocks), use)
         copies = jnp.broadcast_to(first[None], (self._lane.members, *first.shape))
         total = self._summed(self._lane, refs[1], copies, use).astype(jnp.float32)
-        missing = self.block.padded - rows
-        if missing:
-            total = jnp.concatenate([total, jnp.zeros((missing, total.shape[1]), total.dtype)])
+        total = self.block.pad(total)
         return total[:, : self.routed], total[:, self.routed :]
 
     def _parts(self, shared: jax.Array) -> list[jax.Array]:

@@ -198,7 +198,7 @@ class Step:
         )
         self.plan.barrier.wait()
         total = self.plan.reduce(self.scratch.reduce, partial, 0)
-        self.scratch.x[...] = self.plan.model.numerics.round(self._padded(total))
+        self.scratch.x[...] = self.plan.model.numerics.round(self.plan.block.pad(total))
 
     def layer(self, layer: jax.Array, pos: Any) -> Any:
         """``x += mixer(norm(x))``, then ``x += mlp(norm(x))``; returns where the stream stands."""
@@ -243,13 +243,6 @@ class Step:
     def _first_id(self) -> jax.Array:
         return lax.axis_index(RANKS) * self.plan.model.layout.vocab_rows
 
-    def _padded(self, rows: jax.Array) -> jax.Array:
-        """[M, D] -> [P, D]."""
-        missing = self.plan.block.padded - rows.shape[0]
-        if not missing:
-            return rows
-        return jnp.concatenate([rows, jnp.zeros((missing, rows.shape[1]), rows.dtype)], axis=0)
-
     def _norm(self, gain: jax.Array) -> None:
         """normed = norm(x)."""
         model = self.plan.model
@@ -262,7 +255,7 @@ class Step:
         """x += the sum of all ranks' partial results."""
         round_ = self.plan.model.numerics.round
         partial = self.scratch.partial[...][: self.plan.block.rows]
-        total = round_(self._padded(self.plan.reduce(self.scratch.reduce, partial, use)))
+        total = round_(self.plan.block.pad(self.plan.reduce(self.scratch.reduce, partial, use)))
         x = self.scratch.x[...].astype(jnp.float32)
         self.scratch.x[...] = round_(x + total.astype(jnp.float32))
 

@@ -131,7 +131,7 @@ class RoutedExperts:
         bias: jax.Array,
         first: Any = 0,
     ) -> jax.Array:
-        """Chooses experts and starts the loads of the first two chunks.
+        """Chooses experts and starts the loads of as many as there are slots.
 
         Args:
             images: HBM u8 [layers, E', ...] of the E' experts of this rank.
@@ -153,10 +153,7 @@ class RoutedExperts:
                 ],
                 axis=0,
             )
-            missing = self.block.padded - self.block.rows
-            if missing:
-                none = jnp.zeros((missing, chosen.shape[1]), jnp.float32)
-                chosen = jnp.concatenate([chosen, none], axis=0)
+            chosen = self.block.pad(chosen)
             weights = chosen_weights(scores, chosen, self.rule)
             self._list(scratch, chosen, weights, first)
         self._load(scratch, images, layer, 0, self.slots)

@@ -1,6 +1,9 @@
 """What tests of several kernel stages share."""
 
 import pytest
+from tpu_collectives.interpreter import quicken_interpreter
+
+quicken_interpreter()
 
 
 @pytest.fixture

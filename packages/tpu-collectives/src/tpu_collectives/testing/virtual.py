@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from tpu_collectives.interpreter import quicken_interpreter
+
 __all__ = ["interpreter_threads", "virtual_devices"]
 
 
@@ -12,7 +14,8 @@ def virtual_devices(count: int) -> None:
 
     It also asks XLA for enough threads, through the variable ``NPROC``, unless that is set. Each
     interpreted rank holds a thread while it waits for others, and copies of buffers over 100 KiB
-    need threads of their own: with one per core, jax 0.10 waits for ever.
+    need threads of their own: with one per core, jax 0.10 waits for ever. And it calls
+    :func:`~tpu_collectives.interpreter.quicken_interpreter`.
 
     Raises:
         RuntimeError: JAX has been used already.
@@ -20,6 +23,7 @@ def virtual_devices(count: int) -> None:
     import jax
 
     jax.config.update("jax_num_cpu_devices", count)
+    quicken_interpreter()
     os.environ.setdefault("NPROC", str(interpreter_threads(count)))
 
 

@@ -10,7 +10,12 @@ from jax.experimental.pallas import tpu as pltpu
 from kda_mla_kernels.block import Block
 from kda_mla_kernels.moe import RouterRule
 from kda_mla_kernels.moe.kernel import ExpertShape, PackedMatrix, RoutedExperts
-from kda_mla_kernels.moe.kernel.routing import sorted_entries, top_k_by_digits
+from kda_mla_kernels.moe.kernel.routing import (
+    entries_of_one_row,
+    sorted_entries,
+    top_k_by_digits,
+    top_k_by_rank,
+)
 from kda_mla_kernels.moe.top_k import top_k_mask
 from kda_mla_kernels.numerics import BF16, F32
 from kda_mla_kernels.quant import NotLosslessError
@@ -59,6 +64,16 @@ def check(stage, experts, scores, bias, latent, tolerance):
 def test_f32_equals_the_reference(rows, channels, form):
     experts = Experts(1, EXPERTS, LATENT, channels)
     check(stage_of(rows, channels, form=form), experts, *draw(rows), tolerance=2e-6)
+
+
+def test_one_row_needs_no_branches_for_its_loads():
+    """Its experts are distinct; what is loaded and waited for then comes in two parts."""
+    experts, given = Experts(1, EXPERTS, LATENT, 64), draw(1)
+    stage = stage_of(1, 64)
+    alone = replace(stage, distinct=True)
+    assert (len(stage.loads), len(alone.loads)) == (1, 2)
+    for ours, expected in zip(run(alone, experts, *given), run(stage, experts, *given)):
+        np.testing.assert_array_equal(ours, expected)
 
 
 def test_bf16_equals_the_reference_up_to_the_rounding_of_each_expert():
@@ -157,6 +172,28 @@ def test_top_k_by_digits_is_the_top_k(k):
     values[2, 5:30] = values[2, 3]
     ours = np.asarray(top_k_by_digits(jnp.asarray(values), k))
     np.testing.assert_array_equal(ours, np.asarray(top_k_mask(jnp.asarray(values), k)))
+
+
+@pytest.mark.parametrize("experts", [40, 300])
+def test_top_k_by_rank_is_the_top_k_of_a_row(experts):
+    values = np.random.default_rng(experts).normal(size=(4, experts)).astype(np.float32)
+    values[0] = 0.0
+    values[1, ::3] = -0.0
+    values[2, 5:] = values[2, 3]
+    for row in values:
+        ours = np.asarray(top_k_by_rank(jnp.asarray(row[None]), 7))
+        np.testing.assert_array_equal(ours, np.asarray(top_k_mask(jnp.asarray(row[None]), 7)))
+
+
+def test_entries_of_one_row_are_those_of_the_sorted_list():
+    generator = np.random.default_rng(0)
+    chosen = np.zeros((8, 896), np.float32)
+    chosen[0, generator.choice(896, 16, replace=False)] = 1
+    weights = chosen * generator.random((8, 896), np.float32)
+    expected = sorted_entries(jnp.asarray(chosen), jnp.asarray(weights), 16)
+    found = entries_of_one_row(jnp.asarray(chosen[:1]), jnp.asarray(weights[:1]), 16)
+    np.testing.assert_array_equal(found[0][0], expected.experts[:, 0])
+    np.testing.assert_array_equal(found[1][0], expected.weights[:, 0])
 
 
 def test_entries_are_sorted_by_expert_and_then_by_row():

@@ -15,11 +15,19 @@ from kda_mla_kernels.block import by_sublanes
 from kda_mla_kernels.moe.router import SUM_EPS, RouterRule
 from kda_mla_kernels.moe.top_k import ordered_keys
 
-__all__ = ["Entries", "chosen_weights", "sorted_entries", "top_k_by_digits"]
+__all__ = [
+    "Entries",
+    "chosen_weights",
+    "entries_of_one_row",
+    "sorted_entries",
+    "top_k_by_digits",
+    "top_k_by_rank",
+]
 
 DIGIT_BITS = 4
 """Bits of the threshold that one round finds: 16 candidates fill the sublanes of two registers."""
 LANES = 128
+SUBLANES = 8
 AT_ONCE = 32
 """Entries of the list that are found together: more would not stay in registers."""
 
@@ -57,6 +65,51 @@ def top_k_by_digits(values: jax.Array, k: int) -> jax.Array:
     room = k - jnp.sum(above, axis=-1, keepdims=True)
     taken = jnp.where(running_counts(equal) <= room, equal, 0.0)
     return above + taken
+
+
+def top_k_by_rank(values: jax.Array, k: int) -> jax.Array:
+    """The same choice for one row, found by comparing each entry with each.
+
+    That is more work and less waiting: digits follow from one another through sums across lanes,
+    which takes twice as long as all comparisons of one row of 896.
+
+    Args:
+        values: f32 [1, E] without NaN.
+
+    Returns:
+        f32 [1, E], 1 where chosen, else 0.
+    """
+    keys, experts = ordered_keys(values), values.shape[1]
+    if experts % LANES:  # behind all others, whatever they are
+        last = jnp.full((1, LANES - experts % LANES), -(2**31), jnp.int32)
+        keys = jnp.concatenate([keys, last], axis=1)
+    columns = jnp.split(keys, keys.shape[1] // LANES, axis=1)
+    ahead = [jnp.zeros((SUBLANES, LANES), jnp.float32) for _ in columns]
+    for number, column in enumerate(columns):
+        others = jnp.broadcast_to(column.T, (LANES, LANES))
+        for place, keys_here in enumerate(columns):
+            ahead[place] = ahead[place] + _better(others, number, keys_here, place)
+    ranks = [jnp.sum(counts, axis=0, keepdims=True) for counts in ahead]
+    chosen = [(rank < k).astype(jnp.float32) for rank in ranks]
+    return jnp.concatenate(chosen, axis=1)[:, :experts]
+
+
+def _better(others: jax.Array, number: int, column: jax.Array, place: int) -> jax.Array:
+    """How many of some keys come before each of a column's.
+
+    Args:
+        others: i32 [128, 128], a key in each row: those of column ``number``.
+        column: i32 [1, 128], those of column ``place``.
+
+    Returns:
+        f32 [8, 128], to be summed.
+    """
+    if number == place:
+        first, second = (lax.broadcasted_iota(jnp.int32, others.shape, axis) for axis in range(2))
+        before = (others > column) | ((others == column) & (first < second))
+    else:
+        before = others > column if number > place else others >= column
+    return jnp.sum(before.astype(jnp.float32).reshape(-1, SUBLANES, LANES), axis=0)
 
 
 def running_counts(marks: jax.Array) -> jax.Array:
@@ -114,6 +167,41 @@ def sorted_entries(chosen: jax.Array, weights: jax.Array, entries: int) -> Entri
     return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=0), *found)
 
 
+def entries_of_one_row(
+    chosen: jax.Array, weights: jax.Array, entries: int
+) -> tuple[jax.Array, jax.Array]:
+    """The list of one row's routes, along lanes.
+
+    Args:
+        chosen: f32 [1, E], ``entries`` of 1, else 0.
+        weights: f32 [1, E].
+
+    Returns:
+        experts and weights, f32 [1, entries].
+    """
+    place = lax.broadcasted_iota(jnp.int32, (entries, 1), 0).astype(jnp.float32)
+    eight = jnp.broadcast_to(chosen, (8, chosen.shape[1]))
+    before = running_counts(eight)[:1] - chosen
+    here = jnp.where(before == place, chosen, 0.0)  # [entries, E]
+    ids = lax.broadcasted_iota(jnp.int32, chosen.shape, 1).astype(jnp.float32)
+    rows = [*_in_bf16(ids, 2), *_in_bf16(weights, 3), *[jnp.zeros_like(ids)] * 3]
+    # One pass of a matrix unit is exact: sums of one term each, which bf16 holds.
+    contract = (((1,), (1,)), ((), ()))
+    parts = jnp.concatenate(rows, axis=0)
+    picked = lax.dot_general(parts, here, contract, preferred_element_type=jnp.float32)
+    return picked[:1] + picked[1:2], picked[2:3] + picked[3:4] + picked[4:5]
+
+
+def _in_bf16(values: jax.Array, parts: int) -> list[jax.Array]:
+    """f32 parts that bf16 holds and whose sum is the value; 3 are enough for any, 2 below 2^16."""
+    found = []
+    for _ in range(parts):
+        part = values.astype(jnp.bfloat16).astype(jnp.float32)
+        found.append(part)
+        values = values - part
+    return found
+
+
 def _listed(
     places: range, ends: jax.Array, used: jax.Array, chosen: jax.Array, weights: jax.Array
 ) -> Entries:
@@ -154,9 +242,9 @@ def _exact(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.dot(a, b, preferred_element_type=jnp.float32)
 
 
-def _picked(marks: jax.Array, values: jax.Array) -> jax.Array:
-    """[N, E] of one 1 in each row · [P, E]ᵀ: f32 [N, P], values as they are."""
+def _picked(a: jax.Array, b: jax.Array) -> jax.Array:
+    """[N, E] · [P, E]ᵀ: f32 [N, P]. Rows of one have a single 1: the other's values as they are."""
     contract = (((1,), (1,)), ((), ()))
     return lax.dot_general(
-        marks, values, contract, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+        a, b, contract, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
     )

@@ -23,8 +23,10 @@ from kda_mla_kernels.block import Block
 from kda_mla_kernels.mlp import Activation
 from kda_mla_kernels.moe.kernel.routing import (
     chosen_weights,
+    entries_of_one_row,
     sorted_entries,
     top_k_by_digits,
+    top_k_by_rank,
 )
 from kda_mla_kernels.moe.kernel.scaled_dot import block_diagonal, decode_scales, scaled_products
 from kda_mla_kernels.moe.kernel.shape import ExpertImages, ExpertShape
@@ -38,6 +40,9 @@ EXPERT, ROW, ORDINAL, FIRST, WEIGHT = range(5)
 """Rows of the table of entries."""
 TABLE_ROWS = 8
 ROWS_AT_ONCE = 8
+TOGETHER = (4, 8)
+"""Entries of a single row that are waited for together, for gate and up and for down: more would
+come later, and fewer leave the schedule less to fill waits with."""
 
 
 @jax.tree_util.register_dataclass
@@ -75,6 +80,8 @@ class RoutedExperts:
         activation: of rounded gate and up.
         chunk: entries of one block of branch-free code.
         ahead: entries whose loads are under way while a chunk is worked on.
+        distinct: whether no two entries have the same expert and all are on this rank: so it is
+            with one row and no expert elsewhere.
     """
 
     shape: ExpertShape
@@ -84,11 +91,21 @@ class RoutedExperts:
     activation: Activation
     chunk: int = 8
     ahead: int = 8
+    distinct: bool = False
 
     @cached_property
     def entries(self) -> int:
         """N, in whole chunks."""
         return -(-self.block.rows * self.rule.top_k // self.chunk) * self.chunk
+
+    @property
+    def loads(self) -> tuple[tuple[str, ...], ...]:
+        """Images of an expert that are loaded and waited for together, those needed first in front.
+
+        Entries that may share an expert need a branch for each load, so there they are one.
+        """
+        first, then = ("gate_up", "scales"), ("down",)
+        return (first, then) if self.distinct else (first + then,)
 
     @property
     def slots(self) -> int:
@@ -119,7 +136,7 @@ class RoutedExperts:
             inner=wide(self.chunk, down.rows),
             sums=wide(rows + 1, down.block, down.width),
             table_sem=pltpu.SemaphoreType.DMA,
-            slot_sems=pltpu.SemaphoreType.DMA((self.slots,)),
+            slot_sems=pltpu.SemaphoreType.DMA((len(self.loads), self.slots)),
         )
 
     def start(
@@ -145,17 +162,12 @@ class RoutedExperts:
         """
         with jax.named_scope("moe_select"):
             biased = (scores + bias)[: self.block.rows]
-            # A few rows at a time, whose candidates stay in registers.
-            chosen = jnp.concatenate(
-                [
-                    top_k_by_digits(biased[at : at + ROWS_AT_ONCE], self.rule.top_k)
-                    for at in range(0, self.block.rows, ROWS_AT_ONCE)
-                ],
-                axis=0,
-            )
-            chosen = self.block.pad(chosen)
+            chosen = self.block.pad(self._chosen(biased))
             weights = chosen_weights(scores, chosen, self.rule)
-            self._list(scratch, chosen, weights, first)
+            if self.distinct:
+                self._list_one_row(scratch, chosen[:1], weights[:1])
+            else:
+                self._list(scratch, chosen, weights, first)
         self._load(scratch, images, layer, 0, self.slots)
         return weights
 
@@ -176,13 +188,43 @@ class RoutedExperts:
             @pl.loop(0, self.entries // self.chunk)
             def _(chunk: jax.Array) -> None:
                 first = chunk * self.chunk
-                self._wait(scratch, images, layer, first)
-                self._gate_up(scratch, chunk)
-                self._down(scratch, chunk)
+                for places in self._groups(0):
+                    self._wait(scratch, images, layer, first, places, load=0)
+                    self._gate_up(scratch, first, places)
+                self._activate(scratch)
+                for places in self._groups(1):
+                    if self.distinct:
+                        self._wait(scratch, images, layer, first, places, load=1)
+                    self._down(scratch, first, places)
                 if self.slots < self.entries:
                     self._load(scratch, images, layer, first + self.slots, self.chunk)
 
             return self._sum(scratch)
+
+    def _groups(self, load: int) -> list[range]:
+        """Places of a chunk whose loads are waited for before any of them is worked on."""
+        size = min(TOGETHER[load], self.chunk) if self.distinct else self.chunk
+        return [range(at, min(at + size, self.chunk)) for at in range(0, self.chunk, size)]
+
+    def _chosen(self, biased: jax.Array) -> jax.Array:
+        """f32 [M, E] of 0 and 1."""
+        if self.block.rows == 1:
+            return top_k_by_rank(biased, self.rule.top_k)
+        # A few rows at a time, whose candidates stay in registers.
+        parts = [
+            top_k_by_digits(biased[at : at + ROWS_AT_ONCE], self.rule.top_k)
+            for at in range(0, self.block.rows, ROWS_AT_ONCE)
+        ]
+        return jnp.concatenate(parts, axis=0)
+
+    def _list_one_row(
+        self, scratch: RoutedExpertsScratch, chosen: jax.Array, weights: jax.Array
+    ) -> None:
+        """Writes experts and weights to SMEM; the rest of the table follows from the place."""
+        experts, shares = entries_of_one_row(chosen, weights, self.entries)
+        scratch.listed[EXPERT : EXPERT + 1, : self.entries] = experts
+        scratch.listed[WEIGHT : WEIGHT + 1, : self.entries] = shares
+        self._send_list(scratch)
 
     def _list(
         self, scratch: RoutedExpertsScratch, chosen: jax.Array, weights: jax.Array, first: Any
@@ -201,6 +243,9 @@ class RoutedExperts:
         missing = scratch.listed.shape[1] - self.entries
         padded = jnp.concatenate([by_entry, jnp.zeros((missing, LANES), jnp.float32)], axis=0)
         scratch.listed[...] = padded.T[:TABLE_ROWS]
+        self._send_list(scratch)
+
+    def _send_list(self, scratch: RoutedExpertsScratch) -> None:
         copy = pltpu.make_async_copy(scratch.listed, scratch.table, scratch.table_sem)
         copy.start()
         copy.wait()
@@ -209,39 +254,61 @@ class RoutedExperts:
         return scratch.table[field, entry].astype(jnp.int32)
 
     def _slot(self, scratch: RoutedExpertsScratch, entry: Any) -> jax.Array:
-        return lax.rem(self._entry(scratch, ORDINAL, entry), jnp.int32(self.slots))
+        ordinal = entry if self.distinct else self._entry(scratch, ORDINAL, entry)
+        return lax.rem(jnp.int32(ordinal), jnp.int32(self.slots))
+
+    def _row(self, scratch: RoutedExpertsScratch, entry: Any) -> Any:
+        """The entry's row; P for what belongs to none."""
+        return 0 if self.distinct else self._entry(scratch, ROW, entry)
 
     def _copies(
-        self, scratch: RoutedExpertsScratch, images: ExpertImages, layer: Any, entry: Any
+        self, scratch: RoutedExpertsScratch, images: ExpertImages, layer: Any, entry: Any, load: int
     ) -> list[Any]:
         expert = self._entry(scratch, EXPERT, entry)
         slot = self._slot(scratch, entry)
-        sem = scratch.slot_sems.at[slot]
+        sem = scratch.slot_sems.at[load, slot]
         return [
-            pltpu.make_async_copy(source.at[layer, expert], target.at[slot], sem)
-            for source, target in zip(jax.tree.leaves(images), jax.tree.leaves(scratch.images))
+            pltpu.make_async_copy(
+                getattr(images, name).at[layer, expert], getattr(scratch.images, name).at[slot], sem
+            )
+            for name in self.loads[load]
         ]
 
     def _each_first(self, scratch: Any, start: Any, count: int, act: Any) -> None:
         """``act(entry)`` for each of some entries that is its expert's first."""
 
         for entry in (start + at for at in range(count)):
-            first = self._entry(scratch, FIRST, entry) == 1
-            pl.when(first)(partial(act, entry))
+            if self.distinct:
+                act(entry)
+            else:
+                first = self._entry(scratch, FIRST, entry) == 1
+                pl.when(first)(partial(act, entry))
 
     def _load(self, scratch: Any, images: ExpertImages, layer: Any, start: Any, count: int) -> None:
-        def begin(entry: Any) -> None:
-            for copy in self._copies(scratch, images, layer, entry):
+        def begin(load: int, entry: Any) -> None:
+            for copy in self._copies(scratch, images, layer, entry, load):
                 copy.start()
 
-        self._each_first(scratch, start, count, begin)
+        for at in range(0, count, self.chunk):
+            for load in range(len(self.loads)):
+                size = min(self.chunk, count - at)
+                self._each_first(scratch, start + at, size, partial(begin, load))
 
-    def _wait(self, scratch: Any, images: ExpertImages, layer: Any, start: Any) -> None:
+    def _wait(
+        self,
+        scratch: Any,
+        images: ExpertImages,
+        layer: Any,
+        first: Any,
+        places: range,
+        *,
+        load: int,
+    ) -> None:
         def wait(entry: Any) -> None:
-            for copy in self._copies(scratch, images, layer, entry):
+            for copy in self._copies(scratch, images, layer, entry, load):
                 copy.wait()
 
-        self._each_first(scratch, start, self.chunk, wait)
+        self._each_first(scratch, first + places.start, len(places), wait)
 
     def _prepare(self, scratch: RoutedExpertsScratch, latent: jax.Array) -> None:
         """Left operands of all rows, and empty sums."""
@@ -264,13 +331,13 @@ class RoutedExperts:
         scales = decode_scales(scratch.images.scales[slot])
         return scales[:upper], scales[upper : upper + lower]
 
-    def _gate_up(self, scratch: RoutedExpertsScratch, chunk: Any) -> None:
-        """inner = the activations of a chunk's entries."""
-        matrix, width = self.shape.gate_up, 2 * self.shape.channels
-        for at in range(self.chunk):
-            entry = chunk * self.chunk + at
+    def _gate_up(self, scratch: RoutedExpertsScratch, first: Any, places: range) -> None:
+        """Products of some entries of the chunk that begins with entry ``first``."""
+        matrix = self.shape.gate_up
+        for at in places:
+            entry = first + at
             slot = self._slot(scratch, entry)
-            row = jnp.minimum(self._entry(scratch, ROW, entry), self.block.rows - 1)
+            row = jnp.minimum(self._row(scratch, entry), self.block.rows - 1)
             lefts = [scratch.lefts[row, tile] for tile in range(matrix.tiles)]
             codes = scratch.images.gate_up.at[slot]
             products = scaled_products(
@@ -278,6 +345,10 @@ class RoutedExperts:
             )
             for part in range(matrix.fold):
                 scratch.gate_up[part, at : at + 1] = jnp.sum(products[part], axis=0, keepdims=True)
+
+    def _activate(self, scratch: RoutedExpertsScratch) -> None:
+        """inner = the activations of a chunk's entries."""
+        matrix, width = self.shape.gate_up, 2 * self.shape.channels
         parts = [
             scratch.gate_up[part][:, part * width : (part + 1) * width]
             for part in range(matrix.fold)
@@ -287,13 +358,13 @@ class RoutedExperts:
         inner = self.activation(both[:, :channels], both[:, channels:]).astype(jnp.float32)
         scratch.inner[...] = jnp.concatenate([inner] * self.shape.down.stack, axis=1)
 
-    def _down(self, scratch: RoutedExpertsScratch, chunk: Any) -> None:
-        """Adds a chunk's entries to their rows, in order."""
+    def _down(self, scratch: RoutedExpertsScratch, first: Any, places: range) -> None:
+        """Adds some entries of the chunk of entry ``first`` to their rows, in order."""
         matrix = self.shape.down
-        for at in range(self.chunk):
-            entry = chunk * self.chunk + at
+        for at in places:
+            entry = first + at
             slot = self._slot(scratch, entry)
-            row = self._entry(scratch, ROW, entry)
+            row = self._row(scratch, entry)
             inner = self.numerics.round(scratch.inner[at : at + 1, :])
             lefts = [
                 block_diagonal(matrix, inner[:, tile * matrix.depth : (tile + 1) * matrix.depth])

@@ -7,7 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kda_mla_kernels.sampling import Sampling, SamplingParams, probabilities, sample, uniform
+from kda_mla_kernels.sampling import (
+    Sampling,
+    SamplingParams,
+    decided_by,
+    probabilities,
+    sample,
+    sample_candidates,
+    uniform,
+)
 
 VOCABULARY = 97
 
@@ -301,3 +309,36 @@ def test_the_stacked_parameters_have_the_documented_types():
     assert stacked.top_k.tolist() == [2**31 - 1] * 3
     assert stacked.seed.tolist() == [[256, 3]] * 3
     assert Sampling.of([]).seed.shape == (0, 2)
+
+
+# Candidates
+
+
+@pytest.mark.parametrize("candidates", [20, 64])
+def test_candidates_decide_as_the_whole_vocabulary_does(candidates):
+    rows = [row for row in FILTERS if decided_by(Sampling.of([row]), candidates)]
+    assert len(rows) >= 4
+    logits = random_logits(len(rows))
+    logits[:, 30:40] = logits[:, :1]  # equal ones
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :candidates]
+    values = np.take_along_axis(logits, order, axis=1)
+    for position in range(50):
+        positions = jnp.full(len(rows), position)
+        found = sample_candidates(values, jnp.asarray(order), Sampling.of(rows), positions)
+        np.testing.assert_array_equal(found, draws(logits, rows, [position] * len(rows)))
+
+
+@pytest.mark.parametrize(
+    ("row", "decided"),
+    [
+        (SamplingParams(), True),
+        (SamplingParams(temperature=1.0, top_k=20), True),
+        (SamplingParams(temperature=1.0, top_k=21), False),
+        (SamplingParams(temperature=1.0), False),
+        (SamplingParams(temperature=1.0, top_p=0.1), False),
+    ],
+    ids=str,
+)
+def test_candidates_decide_where_top_k_is_among_them(row, decided):
+    greedy = SamplingParams(top_k=90)
+    assert decided_by(Sampling.of([greedy, row]), 20) is decided

@@ -18,7 +18,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["Sampling", "SamplingParams", "probabilities", "sample", "uniform"]
+__all__ = [
+    "Sampling",
+    "SamplingParams",
+    "decided_by",
+    "probabilities",
+    "sample",
+    "sample_candidates",
+    "uniform",
+]
 
 
 @dataclass(frozen=True)
@@ -116,17 +124,32 @@ def uniform(
     return jax.vmap(one)(jnp.asarray(seed, jnp.uint32), jnp.asarray(position, jnp.int32))
 
 
+def decided_by(sampling: Sampling, candidates: int) -> bool:
+    """Whether the largest ``candidates`` logits of each row decide its choice.
+
+    Args:
+        sampling: of concrete arrays.
+    """
+    greedy = np.asarray(sampling.temperature) == 0
+    top_k = np.asarray(sampling.top_k)
+    return bool(np.all(greedy | ((top_k > 0) & (top_k <= candidates))))
+
+
 def _ranked(logits: jax.Array, sampling: Sampling) -> tuple[jax.Array, jax.Array]:
     """Ids by falling logit (lowest id first among equals) and their filtered probabilities."""
+    order = jnp.argsort(-logits, axis=-1, stable=True)
+    return order, _filtered(jnp.take_along_axis(logits, order, axis=-1), sampling)
+
+
+def _filtered(ranked: jax.Array, sampling: Sampling) -> jax.Array:
+    """Falling logits [R, N] -> what the filters leave of their probabilities."""
     greedy = sampling.temperature == 0
     temperature = jnp.where(greedy, 1.0, sampling.temperature)[:, None]
-    order = jnp.argsort(-logits, axis=-1, stable=True)
-    ranked = jnp.take_along_axis(logits, order, axis=-1)
     # Differences to the best are divided, not logits: a small temperature would make them infinite.
     ranked = (ranked - ranked[:, :1]) / temperature
-    place = jnp.arange(logits.shape[-1])[None, :]
+    place = jnp.arange(ranked.shape[-1])[None, :]
 
-    top_k = jnp.where(greedy, 1, jnp.where(sampling.top_k > 0, sampling.top_k, logits.shape[-1]))
+    top_k = jnp.where(greedy, 1, jnp.where(sampling.top_k > 0, sampling.top_k, ranked.shape[-1]))
     keep = place < top_k[:, None]
     p = jax.nn.softmax(jnp.where(keep, ranked, -jnp.inf), axis=-1)
     before = jnp.cumsum(p, axis=-1) - p
@@ -135,7 +158,7 @@ def _ranked(logits: jax.Array, sampling: Sampling) -> tuple[jax.Array, jax.Array
     keep &= (before < top_p) | (top_p >= 1) | (place == 0)
     p = jnp.where(keep, p, 0.0)
     p = jnp.where(p >= sampling.min_p[:, None] * p[:, :1], p, 0.0)
-    return order, p / jnp.sum(p, axis=-1, keepdims=True)
+    return p / jnp.sum(p, axis=-1, keepdims=True)
 
 
 @jax.jit
@@ -169,14 +192,38 @@ def sample(logits: jax.Array, sampling: Sampling, positions: jax.Array) -> jax.A
 
     def draw() -> jax.Array:
         order, ranked = _ranked(logits, sampling)
-        # Inverse distribution function over the ranked tokens: the first token whose cumulative
-        # probability exceeds u. Tokens of probability 0 come last and are never reached.
-        below = jnp.cumsum(ranked, axis=-1) <= uniform(sampling.seed, positions)[:, None]
-        last = jnp.sum(ranked > 0, axis=-1) - 1
-        place = jnp.minimum(jnp.sum(below, axis=-1), last)
-        return jnp.take_along_axis(order, place[:, None], axis=-1)[:, 0].astype(jnp.int32)
+        return _drawn(order, ranked, uniform(sampling.seed, positions))
 
     def best() -> jax.Array:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
     return jax.lax.cond(jnp.any(jnp.asarray(sampling.temperature) > 0), draw, best)
+
+
+@jax.jit
+def sample_candidates(
+    values: jax.Array, ids: jax.Array, sampling: Sampling, positions: jax.Array
+) -> jax.Array:
+    """As :func:`sample`, from the largest logits of each row alone.
+
+    The choice is the same where :func:`decided_by` holds, up to the rounding of sums of
+    probabilities, which have fewer terms here.
+
+    Args:
+        values: f32 [R, N], falling; of equal ones the lowest id first.
+        ids: i32 [R, N].
+        sampling, positions: as for :func:`sample`.
+
+    Returns:
+        i32 [R].
+    """
+    return _drawn(ids, _filtered(values, sampling), uniform(sampling.seed, positions))
+
+
+def _drawn(ids: jax.Array, ranked: jax.Array, u: jax.Array) -> jax.Array:
+    """The inverse of the distribution function: the first id whose cumulative probability exceeds
+    ``u``. Those of probability 0 come last and are never reached."""
+    below = jnp.cumsum(ranked, axis=-1) <= u[:, None]
+    last = jnp.sum(ranked > 0, axis=-1) - 1
+    place = jnp.minimum(jnp.sum(below, axis=-1), last)
+    return jnp.take_along_axis(ids, place[:, None], axis=-1)[:, 0].astype(jnp.int32)

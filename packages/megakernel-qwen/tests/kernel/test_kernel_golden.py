@@ -4,10 +4,13 @@ The last tokens of a prompt go through the kernel in one block: that gives the l
 states of all of them at once, and their commit the states.
 """
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
+from kda_mla_kernels.backend.kernel_programs import CANDIDATES
+from kda_mla_kernels.sampling import Sampling, SamplingParams, decided_by
 from megakernel_qwen.layout import QwenLayout
 
 ALL_LAYERS = tuple(range(8))
@@ -90,7 +93,27 @@ def test_greedy_tokens_equal_the_golden(load_kernel, golden, sequence):
     np.testing.assert_array_equal(np.asarray(again.tokens)[:, ROW], expected[5:9])
 
 
-@pytest.mark.parametrize(("ranks", "mean"), [(1, 0.03), (2, 0.1)])
+def test_candidates_of_the_kernel_draw_what_the_xla_backend_draws(load_kernel, load_tiny, golden):
+    """On two ranks, each of which lists its half of the vocabulary."""
+    kernel, xla = load_kernel(2, max_rows=ROW + 1), load_tiny(2, max_rows=ROW + 1)
+    warm = SamplingParams(temperature=1.5, top_k=40, top_p=0.95)
+    tokens = golden["len7/input_ids"]
+    for seed in range(2):
+        sampling = Sampling.of([replace(warm, seed=10 * seed + row) for row in range(ROW + 1)])
+        assert decided_by(sampling, CANDIDATES)
+        drawn = [
+            model.decode(
+                model.init_state(), tokens[: ROW + 1], [0] * (ROW + 1), [True] * (ROW + 1), sampling
+            ).tokens
+            for model in (kernel, xla)
+        ]
+        np.testing.assert_array_equal(*drawn)
+        assert len(set(np.asarray(drawn[0]).tolist())) > 1
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mean"), [(1, 0.03), pytest.param(2, 0.1, marks=pytest.mark.slow)]
+)
 def test_bf16_equals_the_reference_at_the_same_rounding_points(
     load_kernel, golden, bf16_logits, sequence, ranks, mean
 ):

@@ -33,10 +33,12 @@ from kda_mla_kernels.backend.programs import Fed, Passed, Programs
 from kda_mla_kernels.backend.ranks import RANKS, SPLIT, WHOLE, sum_over_ranks
 from kda_mla_kernels.backend.reading import ShareReader
 from kda_mla_kernels.backend.share import Share
+from kda_mla_kernels.backend.step_plan import MAX_ROWS, StepPlan
 from kda_mla_kernels.backend.vocabulary import embed, gather_logits
 
 __all__ = [
     "MAX_CHUNK",
+    "MAX_ROWS",
     "RANKS",
     "SPLIT",
     "WHOLE",
@@ -58,6 +60,7 @@ __all__ = [
     "Share",
     "ShareReader",
     "Slot",
+    "StepPlan",
     "StepResult",
     "Track",
     "VerifyRecords",

@@ -15,15 +15,22 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
+from tpu_collectives.interpreter import quicken_interpreter
 
 from kda_mla_kernels.backend.programs import Fed, Programs
 from kda_mla_kernels.backend.ranks import SPLIT, WHOLE
+from kda_mla_kernels.backend.vocabulary import gather_candidates
 from kda_mla_kernels.block import Block, Where
-from kda_mla_kernels.sampling import Sampling
+from kda_mla_kernels.head import Candidates
+from kda_mla_kernels.sampling import Sampling, decided_by, sample_candidates
 
 __all__ = ["KernelPrograms", "StepResult", "VerifyRecords", "interpreter_for"]
+
+CANDIDATES = 64
+"""Largest logits that a sampled step lists: the top-k of requests seldom goes beyond."""
 
 
 def interpreter_for(mesh: Mesh) -> Any:
@@ -34,7 +41,10 @@ def interpreter_for(mesh: Mesh) -> Any:
     """
     if mesh.devices.flat[0].platform == "tpu":
         return False
-    return True if mesh.size == 1 else pltpu.InterpretParams()
+    if mesh.size == 1:
+        return True
+    quicken_interpreter()
+    return pltpu.InterpretParams()
 
 
 @jax.tree_util.register_dataclass
@@ -64,6 +74,11 @@ class StepResult(Protocol):
         ...
 
     @property
+    def candidates(self) -> Candidates | None:
+        """This rank's largest logits, if they were asked for."""
+        ...
+
+    @property
     def features(self) -> jax.Array:
         """[F or more, P, D]."""
         ...
@@ -79,9 +94,21 @@ class KernelPrograms(Programs):
 
     @abstractmethod
     def run_step(
-        self, block: Block, weights: Any, caches: Any, tokens: jax.Array, where: Where
+        self,
+        block: Block,
+        weights: Any,
+        caches: Any,
+        tokens: jax.Array,
+        where: Where,
+        candidates: int = 0,
     ) -> StepResult:
-        """The step kernel on this rank. Args: tokens i32 [M]; caches are only read."""
+        """The step kernel on this rank.
+
+        Args:
+            caches: only read.
+            tokens: i32 [M].
+            candidates: how many of each row's largest logits to list.
+        """
 
     @abstractmethod
     def run_commit(
@@ -101,11 +128,36 @@ class KernelPrograms(Programs):
         sampling: Sampling | None,
         with_logits: bool,
     ) -> tuple[jax.Array, jax.Array | None, Any]:
-        """Greedy steps without logits take the kernel's own choice."""
-        if sampling is not None or with_logits:
+        """Without logits, the kernel's own choice if greedy, else its candidates if they do."""
+        if with_logits:
             return super().choose(weights, caches, fed, sampling, with_logits)
-        chosen, caches = self.greedy_step(weights, caches, *fed)
-        return chosen, None, caches
+        if sampling is None or not np.any(np.asarray(sampling.temperature)):
+            chosen, caches = self.greedy_step(weights, caches, *fed)
+            return chosen, None, caches
+        if decided_by(sampling, CANDIDATES):
+            chosen, caches = self.sampled_step(weights, caches, *fed, sampling)
+            return chosen, None, caches
+        return super().choose(weights, caches, fed, sampling, with_logits)
+
+    @cached_property
+    def sampled_step(self) -> Callable[..., tuple[jax.Array, Any]]:
+        """``(weights, caches, tokens [R], positions [R], active [R], sampling)``.
+
+        Neither gathers nor sorts the vocabulary. Returns tokens i32 [R] and the moved caches.
+        """
+
+        def body(
+            weights: Any, caches: Any, tokens: Any, positions: Any, active: Any, sampling: Sampling
+        ) -> tuple[jax.Array, Any]:
+            fed = Fed(tokens, positions, active)
+            out, caches = self._decode_step(weights, caches, fed, CANDIDATES)
+            assert out.candidates is not None
+            values, ids = gather_candidates(out.candidates, self.rows, CANDIDATES)
+            chosen = sample_candidates(values, ids, sampling, positions + 1)
+            return jnp.where(active, chosen, -1), caches
+
+        specs = (SPLIT, SPLIT, WHOLE, WHOLE, WHOLE, WHOLE)
+        return self._compile(body, specs, (WHOLE, SPLIT), donate=(1,))
 
     def _greedy(self, weights: Any, caches: Any, fed: Fed) -> tuple[jax.Array, Any]:
         """The kernel's own choice."""
@@ -116,13 +168,15 @@ class KernelPrograms(Programs):
         out, caches = self._decode_step(weights, caches, fed)
         return self.gathered(out.logits[: self.rows]), caches
 
-    def _decode_step(self, weights: Any, caches: Any, fed: Fed) -> tuple[StepResult, Any]:
+    def _decode_step(
+        self, weights: Any, caches: Any, fed: Fed, candidates: int = 0
+    ) -> tuple[StepResult, Any]:
         """A step of one token per row, and the commit of the active rows."""
         block = Block(self.rows, 1)
         # Rows that are not active may hold anything. They cost their state and one tile of keys.
         where = Where(jnp.arange(self.rows), jnp.where(fed.active, fed.positions, 0))
         tokens = jnp.where(fed.active, fed.tokens, 0)
-        out = self.run_step(block, weights, caches, tokens, where)
+        out = self.run_step(block, weights, caches, tokens, where, candidates)
         counts = fed.active.astype(jnp.int32)
         return out, self.run_commit(block, caches, out.records, where, counts)
 

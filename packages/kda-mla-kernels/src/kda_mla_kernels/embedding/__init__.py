@@ -1,5 +1,5 @@
 """Rows of an embedding table that is cut over ranks."""
 
-from kda_mla_kernels.embedding.kernel import TABLE_ROWS, EmbeddingRows, EmbeddingScratch
+from kda_mla_kernels.embedding.kernel import EmbeddingRows, EmbeddingScratch, table_rows
 
-__all__ = ["TABLE_ROWS", "EmbeddingRows", "EmbeddingScratch"]
+__all__ = ["EmbeddingRows", "EmbeddingScratch", "table_rows"]

@@ -19,12 +19,17 @@ from jax.experimental.pallas import tpu as pltpu
 
 from kda_mla_kernels.block import Block
 
-__all__ = ["TABLE_ROWS", "EmbeddingRows", "EmbeddingScratch"]
+__all__ = ["EmbeddingRows", "EmbeddingScratch", "table_rows"]
 
 TABLE_ROWS = 16
 """Rows that are copied together; a table has a multiple of them."""
 SLOTS = 2
 """Tiles in VMEM, of which a step has better use for the room."""
+
+
+def table_rows(vocab_rows: int) -> int:
+    """Rows of the table of a rank that has ``vocab_rows`` ids: whole groups."""
+    return -(-vocab_rows // TABLE_ROWS) * TABLE_ROWS
 
 
 @jax.tree_util.register_dataclass

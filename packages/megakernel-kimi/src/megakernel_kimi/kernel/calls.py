@@ -11,8 +11,14 @@ from typing import Any, cast
 
 import jax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
-from kda_mla_kernels.backend.budget import VMEM_LIMIT_BYTES
+from kda_mla_kernels.backend.calls import (
+    HBM,
+    SMEM,
+    VMEM,
+    candidate_specs,
+    commit_params,
+    step_params,
+)
 from kda_mla_kernels.block import Where
 from kda_mla_kernels.commit import Accepted, commit_in_place
 from kda_mla_kernels.kda.kernel import KdaMemory, KdaVectors
@@ -25,12 +31,6 @@ from megakernel_kimi.kernel.step import run_step
 from megakernel_kimi.kernel.weights import KernelWeights
 
 __all__ = ["call_commit", "call_step"]
-
-STEP_COLLECTIVE_ID = 0
-
-_SMEM = pl.BlockSpec(memory_space=pltpu.SMEM)
-_VMEM = pl.BlockSpec(memory_space=pltpu.VMEM)
-_HBM = pl.BlockSpec(memory_space=pltpu.HBM)
 
 
 def call_step(
@@ -54,12 +54,10 @@ def call_step(
         kernel,
         name=f"kimi_step_s{block.sequences}_t{block.tokens}",
         out_shape=StepOutputs(**plan.output_shapes()),
-        in_specs=[Scalars(_SMEM, Where(_SMEM, _SMEM), _SMEM), _weight_specs(), _memory_specs()],
-        out_specs=StepOutputs(_VMEM, _VMEM, _VMEM, _HBM, _HBM),
+        in_specs=[Scalars(SMEM, Where(SMEM, SMEM), SMEM), _weight_specs(), _memory_specs()],
+        out_specs=StepOutputs(VMEM, VMEM, candidate_specs(plan), VMEM, HBM, HBM),
         scratch_shapes=[cast(Any, step_scratch(plan))],
-        compiler_params=plan.barrier.compiler_params(
-            STEP_COLLECTIVE_ID, checks=bool(interpret), vmem_limit_bytes=VMEM_LIMIT_BYTES
-        ),
+        compiler_params=step_params(plan, interpret),
         interpret=interpret,
     )(scalars, weights, memory)
 
@@ -91,28 +89,24 @@ def call_commit(
         (plan.replay.scratch(), plan.latents.scratch()),
         memory,
         Accepted(where, accepted, records),
-        compiler_params=pltpu.CompilerParams(
-            vmem_limit_bytes=VMEM_LIMIT_BYTES,
-            disable_bounds_checks=not interpret,
-            disable_semaphore_checks=not interpret,
-        ),
+        compiler_params=commit_params(interpret),
         interpret=interpret,
     )
 
 
 def _memory_specs() -> Memory:
-    return Memory(KdaMemory(_HBM, _HBM), MlaMemory(_HBM, _HBM))
+    return Memory(KdaMemory(HBM, HBM), MlaMemory(HBM, HBM))
 
 
 def _weight_specs() -> KernelWeights:
     """Large arrays stay in HBM; small vectors are copied to VMEM before the kernel."""
     return KernelWeights(
-        image=_HBM,
-        experts=ExpertImages(_HBM, _HBM, _HBM),
-        embedding=_HBM,
-        hidden=_HBM,
-        beta=_HBM,
-        router=_HBM,
-        low_gain=_VMEM,
-        kda=KdaVectors(*(_VMEM for _ in fields(KdaVectors))),
+        image=HBM,
+        experts=ExpertImages(HBM, HBM, HBM),
+        embedding=HBM,
+        hidden=HBM,
+        beta=HBM,
+        router=HBM,
+        low_gain=VMEM,
+        kda=KdaVectors(*(VMEM for _ in fields(KdaVectors))),
     )

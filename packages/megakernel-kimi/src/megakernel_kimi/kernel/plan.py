@@ -9,9 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from kda_mla_kernels.backend import RANKS
-from kda_mla_kernels.block import Block
-from kda_mla_kernels.embedding import EmbeddingRows
+from kda_mla_kernels import backend
 from kda_mla_kernels.errors import ConfigError
 from kda_mla_kernels.kda.kernel import KdaShape, KimiDeltaAttention, Replay
 from kda_mla_kernels.mla import MlaShape
@@ -22,19 +20,17 @@ from kda_mla_kernels.moe import RouterRule
 from kda_mla_kernels.moe.kernel import ExpertForm, ExpertShape, RoutedExperts
 from kda_mla_kernels.numerics import Numerics
 from kda_mla_kernels.residual.kernel import Residual
-from tpu_collectives import AllReduce, ArgMax, Barrier, Topology
+from tpu_collectives import Topology
 from vmem_pool.stream import StreamPlan
 
 from megakernel_kimi.kernel.lanes import LaneGather
 from megakernel_kimi.kernel.stream import head_columns, stream_plan
 from megakernel_kimi.kernel.sums import ExpertSums
-from megakernel_kimi.kernel.weights import table_rows
 from megakernel_kimi.layout import KimiLayout
 
 __all__ = [
     "DENSE",
     "KDA",
-    "MAX_ROWS",
     "MLA",
     "MOE",
     "KernelModel",
@@ -42,12 +38,9 @@ __all__ = [
     "SublayerTable",
 ]
 
-MAX_ROWS = 16
-"""Rows of a step: those of one 16-bit tile."""
-
 
 CHUNK = 8
-"""Routes that are worked on together: with more, the first products would wait for more loads."""
+"""Routes of several rows that are worked on together: as many again load meanwhile."""
 FEW_ROWS = 8
 """Beyond these VMEM has room for half as many."""
 KDA, MLA, DENSE, MOE, HEAD = range(5)
@@ -206,28 +199,10 @@ def _tail_rows(taps: int) -> int:
 
 
 @dataclass(frozen=True)
-class StepPlan:
-    """The stages of a step over one block of tokens.
-
-    Raises:
-        ConfigError: more than 16 rows.
-    """
+class StepPlan(backend.StepPlan):
+    """The stages of a step over one block of tokens."""
 
     model: KernelModel
-    block: Block
-
-    def __post_init__(self) -> None:
-        if self.block.rows > MAX_ROWS:
-            raise ConfigError(
-                f"the megakernel backend takes at most {MAX_ROWS} rows, not {self.block.rows};"
-                " take fewer, or backend xla"
-            )
-
-    @cached_property
-    def embedding(self) -> EmbeddingRows:
-        layout = self.model.layout
-        width = layout.config.hidden_size
-        return EmbeddingRows(self.block, table_rows(layout), width, self.model.held)
 
     @cached_property
     def residual(self) -> Residual:
@@ -276,8 +251,8 @@ class StepPlan:
         rule = RouterRule(
             config.num_experts_per_token, config.moe_renormalize, config.routed_scaling_factor
         )
-        few = self.block.rows <= FEW_ROWS
-        chunk = min(CHUNK if few else CHUNK // 2, self.block.rows * rule.top_k)
+        rows, routes = self.block.rows, self.block.rows * rule.top_k
+        chunk = routes if rows == 1 else CHUNK if rows <= FEW_ROWS else CHUNK // 2
         return RoutedExperts(
             model.expert_shape,
             rule,
@@ -286,6 +261,7 @@ class StepPlan:
             model.activation,
             chunk,
             ahead=chunk,
+            distinct=rows == 1 and model.layout.experts == config.num_experts,
         )
 
     @cached_property
@@ -295,17 +271,6 @@ class StepPlan:
     @cached_property
     def latents(self) -> LatentCommit:
         return LatentCommit(self.model.mla_shape, self.block, self.model.held, self.model.slots)
-
-    @cached_property
-    def barrier(self) -> Barrier:
-        return Barrier(self.model.topology, RANKS)
-
-    @cached_property
-    def reduce(self) -> AllReduce:
-        """The sum of hidden rows: the embedding, mixers, dense layers. Each rank's part is rounded
-        to the activation dtype to travel."""
-        model, width = self.model, self.model.layout.config.hidden_size
-        return AllReduce(model.topology, self.block.rows, width, model.held, axis=RANKS)
 
     @cached_property
     def sum_experts(self) -> ExpertSums:
@@ -332,13 +297,7 @@ class StepPlan:
         """What experts of all kinds add to the prefix."""
         return self._lanes((self.model.layout.hidden_columns,), self.model.held)
 
-    @cached_property
-    def arg_max(self) -> ArgMax:
-        layout = self.model.layout
-        candidates = layout.ranks * layout.vocab_rows
-        return ArgMax(self.model.topology, self.block.padded, candidates, axis=RANKS)
-
-    def output_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+    def output_shapes(self) -> dict[str, Any]:
         """What one rank's step returns, by name."""
         model, rows = self.model, self.block.padded
         config = model.layout.config
@@ -351,6 +310,7 @@ class StepPlan:
         return {
             "tokens": shape(jnp.int32, rows, 1),
             "logits": shape(jnp.float32, rows, head_columns(model.layout)),
+            "candidates": self.candidate_shapes,
             "features": shape(model.held, features, rows, config.hidden_size),
             "kda": shape(jnp.float32, kda, rows, model.kda_shape.record_width),
             "mla": shape(model.held, mla, rows, record_width(model.mla_shape)),

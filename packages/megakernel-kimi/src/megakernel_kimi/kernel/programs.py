@@ -49,10 +49,16 @@ class KernelPrograms(backend.KernelPrograms, Programs):
         return gather_logits(logits[:, : layout.vocab_rows], layout.config.vocab_size)
 
     def run_step(
-        self, block: Block, weights: KernelWeights, caches: Caches, tokens: Any, where: Where
+        self,
+        block: Block,
+        weights: KernelWeights,
+        caches: Caches,
+        tokens: Any,
+        where: Where,
+        candidates: int = 0,
     ) -> StepOutputs:
         """See the base class."""
-        plan, table = StepPlan(self.model, block), jnp.asarray(self.model.table)
+        plan, table = StepPlan(self.model, block, candidates), jnp.asarray(self.model.table)
         scalars = Scalars(tokens, where, table)
         return call_step(plan, weights, _memory(caches), scalars, self.interpret)
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 from kda_mla_kernels.backend.budget import buffers, fit_ring
 from kda_mla_kernels.block import Where, by_sublanes
+from kda_mla_kernels.head import Candidates
 from kda_mla_kernels.kda.kernel import KdaMemory
 from kda_mla_kernels.mla.kernel import MlaMemory
 from kda_mla_kernels.norm import stepwise_rms_norm
@@ -81,6 +82,8 @@ class StepOutputs:
     """i32 [P, 1], VMEM: each row's best token of the whole vocabulary, equal on all ranks"""
     logits: Any
     """f32 [P, columns of the rank's head], VMEM"""
+    candidates: Candidates | None
+    """this rank's best, VMEM, if the plan asks for them"""
     features: Any
     """[F, P, D], VMEM: the prefix that enters each feature layer"""
     kda: Any
@@ -217,7 +220,9 @@ def planned_stream(plan: StepPlan) -> StreamPlan:
     outputs = StepOutputs(**plan.output_shapes())
     weights = weight_shapes(plan.model.layout, plan.model.expert_shape, plan.model.held)
     others = buffers(
-        _work(plan), {"logits": outputs.logits, "features": outputs.features}, weights.kda
+        _work(plan),
+        {"logits": outputs.logits, "candidates": outputs.candidates, "features": outputs.features},
+        weights.kda,
     )
     return fit_ring(plan.model.stream, others)
 

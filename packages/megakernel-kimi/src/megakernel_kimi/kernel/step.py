@@ -15,8 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from kda_mla_kernels.backend import RANKS
-from kda_mla_kernels.head import best_of_shard
 from vmem_pool.stream import Stream, matvec
 
 from megakernel_kimi.kernel.experts import mixture_of_experts, router_loads
@@ -48,7 +46,7 @@ class Step:
         plan.barrier.signal()
         # Before the ring, whose loads would keep them waiting: the first stages need them.
         plan.embedding.start(
-            scratch.embedding, refs.weights.embedding, refs.scalars.tokens, self._first_id()
+            scratch.embedding, refs.weights.embedding, refs.scalars.tokens, plan.first_id()
         )
         self._vectors.start(jnp.int32(0))
         beta_loads(refs).start(jnp.int32(0))
@@ -61,7 +59,7 @@ class Step:
         """prefix = the tokens' embedding."""
         refs, plan, scratch = self.refs, self.refs.plan, self.refs.scratch
         own = plan.embedding(
-            scratch.embedding, refs.weights.embedding, refs.scalars.tokens, self._first_id()
+            scratch.embedding, refs.weights.embedding, refs.scalars.tokens, plan.first_id()
         )
         plan.barrier.wait()
         handle = plan.reduce.start(scratch.reduce, own, 0)
@@ -110,8 +108,7 @@ class Step:
     def head(self, pos: Any) -> None:
         """Logits of this rank's vocabulary and the best token of all."""
         refs, plan, scratch = self.refs, self.refs.plan, self.refs.scratch
-        layout = plan.model.layout
-        layers = layout.config.num_hidden_layers
+        layers = plan.model.layout.config.num_hidden_layers
         if layers in plan.model.feature_layers:
             last = plan.model.feature_layers.index(layers)
             refs.out.features[last] = scratch.residual.prefix[...]
@@ -126,10 +123,7 @@ class Step:
             precision=plan.model.numerics.precision,
         )
         reader.done()
-        count = jnp.clip(layout.config.vocab_size - self._first_id(), 0, layout.vocab_rows)
-        best, ids = best_of_shard(refs.out.logits, self._first_id(), count)
-        handle = plan.arg_max.start(scratch.arg_max, best, ids, 0)
-        refs.out.tokens[...] = plan.arg_max.finish(handle)[1]
+        plan.choose(scratch.arg_max, refs.out)
 
     def drain(self) -> None:
         """Waits for the records of the last layers."""
@@ -140,9 +134,6 @@ class Step:
     def _vectors(self) -> Turns:
         scratch = self.refs.scratch.vectors
         return Turns(self.refs.weights.hidden, scratch.hidden, scratch.hidden_sems)
-
-    def _first_id(self) -> jax.Array:
-        return lax.axis_index(RANKS) * self.refs.plan.model.layout.vocab_rows
 
     def _prepare(self, number: Any) -> None:
         """What a sublayer's mixture can do before the prefix is complete."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from kda_mla_kernels.embedding import TABLE_ROWS
+from kda_mla_kernels.embedding import table_rows
 from kda_mla_kernels.kda.kernel import KdaVectors
 from kda_mla_kernels.moe.kernel import ExpertImages, ExpertShape
 from vmem_pool.tiling import LANES
@@ -69,11 +69,6 @@ def bias_columns(layout: KimiLayout) -> int:
     return -(-layout.config.num_experts // LANES) * LANES
 
 
-def table_rows(layout: KimiLayout) -> int:
-    """N: vocabulary rows of a rank, in whole tiles."""
-    return -(-layout.vocab_rows // TABLE_ROWS) * TABLE_ROWS
-
-
 def weight_shapes(layout: KimiLayout, experts: ExpertShape, dtype: Any) -> KernelWeights:
     """Shapes and dtypes of one rank's weights."""
     config = layout.config
@@ -95,7 +90,7 @@ def weight_shapes(layout: KimiLayout, experts: ExpertShape, dtype: Any) -> Kerne
                 for shape in (images.gate_up, images.down, images.scales)
             )
         ),
-        embedding=held(table_rows(layout), hidden),
+        embedding=held(table_rows(layout.vocab_rows), hidden),
         hidden=vectors(2 * config.num_hidden_layers + 1, HIDDEN_VECTORS, hidden),
         beta=held(kda, beta_rows(layout), hidden),
         router=vectors(moe, 1, bias_columns(layout) + config.routed_expert_hidden_size),

@@ -11,8 +11,14 @@ from typing import Any, cast
 
 import jax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
-from kda_mla_kernels.backend.budget import VMEM_LIMIT_BYTES
+from kda_mla_kernels.backend.calls import (
+    HBM,
+    SMEM,
+    VMEM,
+    candidate_specs,
+    commit_params,
+    step_params,
+)
 from kda_mla_kernels.block import Where
 from kda_mla_kernels.commit import Accepted, commit_in_place
 from kda_mla_kernels.gdn.kernel import GdnMemory, GdnVectors
@@ -24,12 +30,6 @@ from megakernel_qwen.kernel.weights import KernelWeights
 from megakernel_qwen.xla.caches import Caches
 
 __all__ = ["call_commit", "call_step"]
-
-STEP_COLLECTIVE_ID = 0
-
-_SMEM = pl.BlockSpec(memory_space=pltpu.SMEM)
-_VMEM = pl.BlockSpec(memory_space=pltpu.VMEM)
-_HBM = pl.BlockSpec(memory_space=pltpu.HBM)
 
 
 def call_step(
@@ -60,16 +60,14 @@ def call_step(
         name=f"qwen_step_s{block.sequences}_t{block.tokens}",
         out_shape=StepOutputs(**plan.output_shapes()),
         in_specs=[
-            Scalars(_SMEM, Where(_SMEM, _SMEM), _SMEM),
+            Scalars(SMEM, Where(SMEM, SMEM), SMEM),
             _weight_specs(),
-            GdnMemory(_HBM, _HBM),
-            GqaMemory(_HBM, _HBM),
+            GdnMemory(HBM, HBM),
+            GqaMemory(HBM, HBM),
         ],
-        out_specs=StepOutputs(_VMEM, _VMEM, _VMEM, _HBM, _HBM),
+        out_specs=StepOutputs(VMEM, VMEM, candidate_specs(plan), VMEM, HBM, HBM),
         scratch_shapes=[cast(Any, step_scratch(plan))],
-        compiler_params=plan.barrier.compiler_params(
-            STEP_COLLECTIVE_ID, checks=bool(interpret), vmem_limit_bytes=VMEM_LIMIT_BYTES
-        ),
+        compiler_params=step_params(plan, interpret),
         interpret=interpret,
     )(scalars, weights, gdn, gqa)
 
@@ -106,11 +104,7 @@ def call_commit(
         (plan.replay.scratch(), plan.key_values.scratch()),
         (gdn, gqa),
         Accepted(where, accepted, records),
-        compiler_params=pltpu.CompilerParams(
-            vmem_limit_bytes=VMEM_LIMIT_BYTES,
-            disable_bounds_checks=not interpret,
-            disable_semaphore_checks=not interpret,
-        ),
+        compiler_params=commit_params(interpret),
         interpret=interpret,
     )
     return Caches(moved_gdn.tail, moved_gdn.delta, moved_gqa.keys, moved_gqa.values)
@@ -119,12 +113,12 @@ def call_commit(
 def _weight_specs() -> KernelWeights:
     """Large arrays stay in HBM; small vectors are copied to VMEM before the kernel."""
     return KernelWeights(
-        image=_HBM,
-        gates=_HBM,
-        embedding=_HBM,
-        mixer_gain=_VMEM,
-        mlp_gain=_VMEM,
-        final_gain=_VMEM,
-        gdn=GdnVectors(*(_VMEM for _ in fields(GdnVectors))),
-        gqa=GqaVectors(*(_VMEM for _ in fields(GqaVectors))),
+        image=HBM,
+        gates=HBM,
+        embedding=HBM,
+        mixer_gain=VMEM,
+        mlp_gain=VMEM,
+        final_gain=VMEM,
+        gdn=GdnVectors(*(VMEM for _ in fields(GdnVectors))),
+        gqa=GqaVectors(*(VMEM for _ in fields(GqaVectors))),
     )

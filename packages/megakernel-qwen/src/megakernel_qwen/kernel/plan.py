@@ -9,25 +9,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from kda_mla_kernels.backend import RANKS
-from kda_mla_kernels.block import Block
-from kda_mla_kernels.embedding import EmbeddingRows
+from kda_mla_kernels import backend
 from kda_mla_kernels.errors import ConfigError
 from kda_mla_kernels.gdn.kernel import DeltaNet, GdnShape, Replay
 from kda_mla_kernels.gqa.kernel import Attention, GqaShape, KeyValueCommit, default_tile
 from kda_mla_kernels.mlp.kernel import FeedForward
 from kda_mla_kernels.numerics import Numerics
-from tpu_collectives import AllReduce, ArgMax, Barrier, Topology
+from tpu_collectives import Topology
 from vmem_pool.stream import StreamPlan
 
 from megakernel_qwen.kernel.stream import head_columns, stream_plan
-from megakernel_qwen.kernel.weights import table_rows
 from megakernel_qwen.layout import QwenLayout
 
-__all__ = ["MAX_ROWS", "KernelModel", "StepPlan"]
-
-MAX_ROWS = 16
-"""Rows of a step: those of one 16-bit tile."""
+__all__ = ["KernelModel", "StepPlan"]
 
 
 @dataclass(frozen=True)
@@ -111,28 +105,10 @@ class KernelModel:
 
 
 @dataclass(frozen=True)
-class StepPlan:
-    """The stages of a step over one block of tokens.
-
-    Raises:
-        ConfigError: more than 16 rows.
-    """
+class StepPlan(backend.StepPlan):
+    """The stages of a step over one block of tokens."""
 
     model: KernelModel
-    block: Block
-
-    def __post_init__(self) -> None:
-        if self.block.rows > MAX_ROWS:
-            raise ConfigError(
-                f"the megakernel backend takes at most {MAX_ROWS} rows, not {self.block.rows};"
-                " take fewer, or backend xla"
-            )
-
-    @cached_property
-    def embedding(self) -> EmbeddingRows:
-        layout = self.model.layout
-        width = layout.config.hidden_size
-        return EmbeddingRows(self.block, table_rows(layout), width, self.model.held)
 
     @cached_property
     def delta_net(self) -> DeltaNet:
@@ -165,25 +141,7 @@ class StepPlan:
     def key_values(self) -> KeyValueCommit:
         return KeyValueCommit(self.model.gqa_shape, self.block, self.model.held, self.model.slots)
 
-    @cached_property
-    def barrier(self) -> Barrier:
-        return Barrier(self.model.topology, RANKS)
-
-    @cached_property
-    def reduce(self) -> AllReduce:
-        """The sum of a projection's parts; use 0 is the embedding, 1 + 2l and 2 + 2l are layer l's
-        mixer and feed-forward layer. Each rank's part is rounded to the activation dtype to travel,
-        one rounding more than the sums of the XLA backend have."""
-        width, rows = self.model.layout.config.hidden_size, self.block.rows
-        return AllReduce(self.model.topology, rows, width, self.model.held, axis=RANKS)
-
-    @cached_property
-    def arg_max(self) -> ArgMax:
-        layout = self.model.layout
-        candidates = layout.ranks * layout.vocab_rows
-        return ArgMax(self.model.topology, self.block.padded, candidates, axis=RANKS)
-
-    def output_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+    def output_shapes(self) -> dict[str, Any]:
         """What one rank's step returns, by name."""
         model, rows = self.model, self.block.padded
         config = model.layout.config
@@ -196,6 +154,7 @@ class StepPlan:
         return {
             "tokens": shape(jnp.int32, rows, 1),
             "logits": shape(jnp.float32, rows, head_columns(model.layout)),
+            "candidates": self.candidate_shapes,
             "features": shape(model.held, features, rows, config.hidden_size),
             "gdn": shape(jnp.float32, linear, rows, model.gdn_shape.record_width),
             "gqa": shape(model.held, full, rows, model.gqa_shape.record_width),

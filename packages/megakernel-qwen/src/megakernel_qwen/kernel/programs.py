@@ -42,11 +42,18 @@ class KernelPrograms(backend.KernelPrograms, Programs):
         return self._gathered(logits[:, : self.rank.layout.vocab_rows])
 
     def run_step(
-        self, block: Block, weights: KernelWeights, caches: Caches, tokens: Any, where: Where
+        self,
+        block: Block,
+        weights: KernelWeights,
+        caches: Caches,
+        tokens: Any,
+        where: Where,
+        candidates: int = 0,
     ) -> StepOutputs:
         """See the base class."""
         scalars = Scalars(tokens, where, jnp.asarray(self.model.kinds))
-        return call_step(StepPlan(self.model, block), weights, caches, scalars, self.interpret)
+        plan = StepPlan(self.model, block, candidates)
+        return call_step(plan, weights, caches, scalars, self.interpret)
 
     def run_commit(
         self, block: Block, caches: Caches, records: KernelRecords, where: Where, accepted: Any

@@ -17,12 +17,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from kda_mla_kernels.backend import RANKS
 from kda_mla_kernels.backend.budget import buffers, fit_ring
 from kda_mla_kernels.block import Where, by_sublanes
 from kda_mla_kernels.gdn.kernel import GdnMemory
 from kda_mla_kernels.gqa.kernel import GqaMemory
-from kda_mla_kernels.head import best_of_shard
+from kda_mla_kernels.head import Candidates
 from kda_mla_kernels.norm import rms_norm
 from vmem_pool.stream import Ring, Stream, StreamPlan, matvec, ring_scratch
 
@@ -72,6 +71,8 @@ class StepOutputs:
     """i32 [P, 1], VMEM: each row's best token of the whole vocabulary, equal on all ranks"""
     logits: Any
     """f32 [P, columns of the rank's head], VMEM"""
+    candidates: Candidates | None
+    """this rank's best, VMEM, if the plan asks for them"""
     features: Any
     """[F, P, D], VMEM"""
     gdn: Any
@@ -123,7 +124,7 @@ def planned_stream(plan: StepPlan) -> StreamPlan:
     weights = weight_shapes(model.layout, model.held)
     others = buffers(
         _work(plan),
-        {"logits": outputs.logits, "features": outputs.features},
+        {"logits": outputs.logits, "candidates": outputs.candidates, "features": outputs.features},
         {"mixer_gain": weights.mixer_gain, "mlp_gain": weights.mlp_gain},
         weights.gdn,
         weights.gqa,
@@ -184,7 +185,10 @@ class Step:
         plan.barrier.signal()
         # Before the ring, whose loads would keep them waiting: the first stages need them.
         plan.embedding.start(
-            self.scratch.embedding, self.weights.embedding, self.scalars.tokens, self._first_id()
+            self.scratch.embedding,
+            self.weights.embedding,
+            self.scalars.tokens,
+            self.plan.first_id(),
         )
         self._load_gates(0).start()
         plan.delta_net.start(self.scratch.delta_net, self.gdn, where, 0)
@@ -194,7 +198,10 @@ class Step:
     def embed(self) -> None:
         """x = the tokens' embedding."""
         partial = self.plan.embedding(
-            self.scratch.embedding, self.weights.embedding, self.scalars.tokens, self._first_id()
+            self.scratch.embedding,
+            self.weights.embedding,
+            self.scalars.tokens,
+            self.plan.first_id(),
         )
         self.plan.barrier.wait()
         total = self.plan.reduce(self.scratch.reduce, partial, 0)
@@ -217,17 +224,13 @@ class Step:
 
     def head(self, pos: Any) -> None:
         """Logits of this rank's vocabulary and the best token of all."""
-        layout, scratch = self.plan.model.layout, self.scratch
+        scratch = self.scratch
         self._norm(self.weights.final_gain[...])
         reader = self.stream.segment("head", pos)
         precision = self.plan.model.numerics.precision
         matvec(reader, "head", scratch.normed, self.out.logits, precision=precision)
         reader.done()
-        count = jnp.clip(layout.config.vocab_size - self._first_id(), 0, layout.vocab_rows)
-        best, ids = best_of_shard(self.out.logits, self._first_id(), count)
-        refs = scratch.arg_max
-        handle = self.plan.arg_max.start(refs, best, ids, 0)
-        self.out.tokens[...] = self.plan.arg_max.finish(handle)[1]
+        self.plan.choose(scratch.arg_max, self.out)
 
     def drain(self) -> None:
         """Waits for the records of the last layers."""
@@ -239,9 +242,6 @@ class Step:
         """Linear and attention layers."""
         config = self.plan.model.layout.config
         return len(config.linear_layers), len(config.full_layers)
-
-    def _first_id(self) -> jax.Array:
-        return lax.axis_index(RANKS) * self.plan.model.layout.vocab_rows
 
     def _norm(self, gain: jax.Array) -> None:
         """normed = norm(x)."""

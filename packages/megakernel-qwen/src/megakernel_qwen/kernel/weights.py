@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 from kda_mla_kernels.backend import Track, place, untracked
 from kda_mla_kernels.checkpoint import Checkpoint
-from kda_mla_kernels.embedding import TABLE_ROWS
+from kda_mla_kernels.embedding import table_rows
 from kda_mla_kernels.gdn.kernel import GdnVectors
 from kda_mla_kernels.gqa.kernel import GqaVectors
 from vmem_pool.stream import StreamPlan, slots
@@ -23,7 +23,7 @@ from megakernel_qwen.kernel.stream import head_columns, stream_plan
 from megakernel_qwen.layout import QwenLayout
 from megakernel_qwen.weights import GdnWeights, GqaWeights, RankReader, rank_readers
 
-__all__ = ["KernelWeights", "gate_rows", "load_kernel_weights", "table_rows", "weight_shapes"]
+__all__ = ["KernelWeights", "gate_rows", "load_kernel_weights", "weight_shapes"]
 
 Array = Any
 GATE_TILE_ROWS = 16
@@ -55,11 +55,6 @@ def gate_rows(layout: QwenLayout) -> int:
     return -(-2 * layout.value_heads // GATE_TILE_ROWS) * GATE_TILE_ROWS
 
 
-def table_rows(layout: QwenLayout) -> int:
-    """N: vocabulary rows of a rank, in whole tiles."""
-    return -(-layout.vocab_rows // TABLE_ROWS) * TABLE_ROWS
-
-
 def weight_shapes(layout: QwenLayout, dtype: Any) -> KernelWeights:
     """Shapes and dtypes of one rank's weights."""
     config = layout.config
@@ -72,7 +67,7 @@ def weight_shapes(layout: QwenLayout, dtype: Any) -> KernelWeights:
     return KernelWeights(
         image=jax.ShapeDtypeStruct(stream_plan(layout, dtype).image_shape, np.uint8),
         gates=jax.ShapeDtypeStruct((linear, gate_rows(layout), hidden), dtype),
-        embedding=jax.ShapeDtypeStruct((table_rows(layout), hidden), dtype),
+        embedding=jax.ShapeDtypeStruct((table_rows(layout.vocab_rows), hidden), dtype),
         mixer_gain=vectors(layers, 1, hidden),
         mlp_gain=vectors(layers, 1, hidden),
         final_gain=vectors(1, hidden),
@@ -170,7 +165,7 @@ def _pack(reader: RankReader, plan: StreamPlan, done: Iterator[int]) -> KernelWe
     return KernelWeights(
         image=image,
         gates=stacked(packer.gates, shapes.gates),
-        embedding=np.pad(table, [(0, table_rows(reader.layout) - len(table)), (0, 0)]),
+        embedding=np.pad(table, [(0, table_rows(reader.layout.vocab_rows) - len(table)), (0, 0)]),
         mixer_gain=stacked([reader.mixer_gain(i) for i in layers], shapes.mixer_gain),
         mlp_gain=stacked([reader.mlp_gain(i) for i in layers], shapes.mlp_gain),
         final_gain=stacked([reader.final_gain()], shapes.final_gain),

@@ -68,7 +68,8 @@ class Choice:
         )
         block = Block(self.rows, 1)
         chunk = min(self.chunk, self.rows * rule.top_k)
-        return RoutedExperts(self.shape, rule, block, BF16, activation, chunk, chunk // 2)
+        distinct = self.rows == 1 and self.layout.experts == config.num_experts
+        return RoutedExperts(self.shape, rule, block, BF16, activation, chunk, chunk // 2, distinct)
 
     def program(self, topology: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """A jitted kernel of a few layers of the stage, and its arguments."""

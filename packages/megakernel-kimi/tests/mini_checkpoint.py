@@ -33,7 +33,7 @@ WIDE = {
 }
 
 
-def write(folder, experts, wide=False, **fields):
+def write(folder, experts, wide=False, kda_heads=None, **fields):
     """A folder with config.json, ``fields`` of which are changed, and one weights file."""
     folder.mkdir()
     stored = json.loads((TINY / "config.json").read_text())
@@ -42,6 +42,8 @@ def write(folder, experts, wide=False, **fields):
     text["linear_attn_config"] |= {"full_attn_layers": [2], "kda_layers": [1]}
     if wide:
         text["linear_attn_config"] |= {"num_heads": 96, "head_dim": 128}
+    if kda_heads is not None:
+        text["linear_attn_config"]["num_heads"] = kda_heads
     (folder / "config.json").write_text(json.dumps(stored))
     specs = dict(tensors(KimiConfig.from_dict(stored)))
     with (folder / "model.safetensors").open("wb") as file:

@@ -30,7 +30,7 @@ def main(folder: Path, ranks: int) -> None:
         compiler_options = KernelPrograms.compiler_options | {"xla_backend_optimization_level": 0}
 
     model = package.load(
-        folder, backend="megakernel", devices=jax.devices(), max_rows=2, max_context=CONTEXT
+        folder, backend="megakernel", devices=jax.devices(), max_rows=4, max_context=CONTEXT
     )
     parts = {one.name: getattr(model.programs, one.name) for one in fields(model.programs)}
     model = replace(model, programs=Hurried(**parts))

@@ -200,6 +200,9 @@ def _kernel_model(
     layout: KimiLayout, options: LoadOptions, form: ExpertForm, topology: Topology
 ) -> KernelModel:
     """Raises ConfigError for everything that would only show when the kernel is compiled."""
+    if topology.ranks_per_host != layout.lanes:  # CPU devices, which have no hosts
+        cores = 1 if layout.lanes % 2 else 2
+        topology = Topology.virtual(layout.ranks, cores, layout.lanes // cores)
     model = KernelModel(
         layout, options.numerics, topology, options.slots, options.feature_layers, form
     )

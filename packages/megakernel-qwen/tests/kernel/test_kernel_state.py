@@ -8,6 +8,7 @@ bit-equal by their own tests.
 
 import numpy as np
 import pytest
+from kda_mla_kernels.sampling import Sampling, SamplingParams
 
 TOKENS = 3
 
@@ -94,6 +95,20 @@ def test_a_row_has_the_same_bits_in_another_batch(load_kernel, golden, sequence,
     run.prefill(golden["len7/input_ids"])
     for token, expected in zip(golden["len7/fp32/greedy_tokens"][:2], decoded[0]):
         np.testing.assert_array_equal(run.decode(token), expected)
+
+
+def test_sampled_tokens_are_those_of_the_xla_backend(model, load_tiny, golden):
+    """Sampling works on logits that agree to rounding; these seeds keep away from ties."""
+    rows = model.info.max_rows
+    sampling = Sampling.of([SamplingParams(temperature=1.0, top_k=50, seed=s) for s in range(rows)])
+    drawn = []
+    for one in (model, load_tiny(1)):
+        state = one.init_state()
+        state = one.prefill(state, 0, golden["len7/input_ids"], 0).state
+        tokens, positions = np.full(rows, 4), np.full(rows, 7)
+        out = one.decode(state, tokens, positions, np.arange(rows) == 0, sampling)
+        drawn.append(np.asarray(out.tokens))
+    np.testing.assert_array_equal(*drawn)
 
 
 def test_too_many_rows_are_refused(load_kernel):

@@ -68,8 +68,8 @@ class Choice:
         )
         block = Block(self.rows, 1)
         chunk = min(self.chunk, self.rows * rule.top_k)
-        distinct = self.rows == 1 and self.layout.experts == config.num_experts
-        return RoutedExperts(self.shape, rule, block, BF16, activation, chunk, chunk // 2, distinct)
+        whole = self.layout.has_every_expert
+        return RoutedExperts(self.shape, rule, block, BF16, activation, chunk, chunk // 2, whole)
 
     def program(self, topology: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """A jitted kernel of a few layers of the stage, and its arguments."""

@@ -35,5 +35,11 @@ def test_the_search_finds_paths_and_leaves_addresses_alone():
     for path in ("root/x", "home/me/x", "Users/me", "tmp/x", "work/x"):
         assert machine_paths(f"see {slash}{path}, please"), path
         assert machine_paths(f'"{slash}{path}"'), path
-    for text in ("https://example.com/work/x", "either/work or", "~/tmp/x", "a/root/b", "workers"):
+    for text in (
+        f"https://example.com{slash}work{slash}x",
+        f"either{slash}work or",
+        f"~{slash}tmp{slash}x",
+        f"a{slash}root{slash}b",
+        "workers",
+    ):
         assert not machine_paths(text), text

@@ -158,6 +158,11 @@ class KimiLayout:
         return self.config.num_experts * self.expert_tp // self.ranks
 
     @property
+    def has_every_expert(self) -> bool:
+        """Whether that is all of them."""
+        return self.experts == self.config.num_experts
+
+    @property
     def expert_channels(self) -> int:
         """Channels of each expert that it holds."""
         return self.config.moe_intermediate_size // self.expert_tp

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from kda_mla_kernels.backend import (
+    CANDIDATES,
     RANKS,
     BackendModel,
     LoadOptions,
@@ -206,7 +207,7 @@ def _kernel_model(
     model = KernelModel(
         layout, options.numerics, topology, options.slots, options.feature_layers, form
     )
-    planned_stream(StepPlan(model, Block(options.max_rows, 1)))
+    planned_stream(StepPlan(model, Block(options.max_rows, 1), CANDIDATES))
     return model
 
 

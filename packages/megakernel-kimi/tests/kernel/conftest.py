@@ -11,14 +11,13 @@ from megakernel_kimi.kernel.programs import KernelPrograms
 
 
 class HurriedPrograms(KernelPrograms):
-    """Programs that compile in a quarter of the time; their bits depend on how many rows there are.
+    """Programs that compile in half the time again; their bits depend on how many rows there are.
 
     Later lines of jax have nothing else to emit loops with.
     """
 
     compiler_options: ClassVar = {
         **KernelPrograms.compiler_options,
-        "xla_backend_optimization_level": 0,
         **({"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}),
     }
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from kda_mla_kernels.backend import (
+    CANDIDATES,
     RANKS,
     BackendModel,
     LoadOptions,
@@ -138,7 +139,7 @@ def _has_tokenizer(checkpoint: Checkpoint) -> bool:
 def _kernel_model(layout: QwenLayout, options: LoadOptions, topology: Topology) -> KernelModel:
     """Raises ConfigError for everything that would only show when the kernel is compiled."""
     model = KernelModel(layout, options.numerics, topology, options.slots, options.feature_layers)
-    planned_stream(StepPlan(model, Block(options.max_rows, 1)))
+    planned_stream(StepPlan(model, Block(options.max_rows, 1), CANDIDATES))
     return model
 
 

@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from kda_mla_kernels.backend.kernel_programs import CANDIDATES
+from kda_mla_kernels.backend import CANDIDATES
 from kda_mla_kernels.sampling import Sampling, SamplingParams, decided_by
 from megakernel_qwen.layout import QwenLayout
 

@@ -33,12 +33,12 @@ from kda_mla_kernels.backend.programs import Fed, Passed, Programs
 from kda_mla_kernels.backend.ranks import RANKS, SPLIT, WHOLE, sum_over_ranks
 from kda_mla_kernels.backend.reading import ShareReader
 from kda_mla_kernels.backend.share import Share
-from kda_mla_kernels.backend.step_plan import MAX_ROWS, StepPlan
+from kda_mla_kernels.backend.step_plan import CANDIDATES, StepPlan
 from kda_mla_kernels.backend.vocabulary import embed, gather_logits
 
 __all__ = [
+    "CANDIDATES",
     "MAX_CHUNK",
-    "MAX_ROWS",
     "RANKS",
     "SPLIT",
     "WHOLE",

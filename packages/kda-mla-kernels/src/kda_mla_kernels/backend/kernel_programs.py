@@ -15,22 +15,19 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 from tpu_collectives.interpreter import quicken_interpreter
 
 from kda_mla_kernels.backend.programs import Fed, Programs
 from kda_mla_kernels.backend.ranks import SPLIT, WHOLE
+from kda_mla_kernels.backend.step_plan import CANDIDATES
 from kda_mla_kernels.backend.vocabulary import gather_candidates
 from kda_mla_kernels.block import Block, Where
 from kda_mla_kernels.head import Candidates
 from kda_mla_kernels.sampling import Sampling, decided_by, sample_candidates
 
 __all__ = ["KernelPrograms", "StepResult", "VerifyRecords", "interpreter_for"]
-
-CANDIDATES = 64
-"""Largest logits that a sampled step lists: the top-k of requests seldom goes beyond."""
 
 
 def interpreter_for(mesh: Mesh) -> Any:
@@ -93,26 +90,18 @@ class KernelPrograms(Programs):
     """The programs, given the step and the commit; stands before the XLA programs of a model."""
 
     @abstractmethod
-    def run_step(
-        self,
-        block: Block,
-        weights: Any,
-        caches: Any,
-        tokens: jax.Array,
-        where: Where,
-        candidates: int = 0,
-    ) -> StepResult:
-        """The step kernel on this rank.
+    def plan(self, block: Block, candidates: int = 0) -> Any:
+        """The model's :class:`~.step_plan.StepPlan`."""
 
-        Args:
-            caches: only read.
-            tokens: i32 [M].
-            candidates: how many of each row's largest logits to list.
-        """
+    @abstractmethod
+    def run_step(
+        self, plan: Any, weights: Any, caches: Any, tokens: jax.Array, where: Where
+    ) -> StepResult:
+        """The step kernel on this rank. Args: tokens i32 [M]; caches are only read."""
 
     @abstractmethod
     def run_commit(
-        self, block: Block, caches: Any, records: Any, where: Where, accepted: jax.Array
+        self, plan: Any, caches: Any, records: Any, where: Where, accepted: jax.Array
     ) -> Any:
         """The commit kernel on this rank, in place: the caches. Args: accepted i32 [S]."""
 
@@ -128,16 +117,14 @@ class KernelPrograms(Programs):
         sampling: Sampling | None,
         with_logits: bool,
     ) -> tuple[jax.Array, jax.Array | None, Any]:
-        """Without logits, the kernel's own choice if greedy, else its candidates if they do."""
-        if with_logits:
+        """Where no logits are wanted and few decide, the kernel's best or its candidates do."""
+        if with_logits or not (sampling is None or decided_by(sampling, CANDIDATES)):
             return super().choose(weights, caches, fed, sampling, with_logits)
-        if sampling is None or not np.any(np.asarray(sampling.temperature)):
+        if sampling is None or decided_by(sampling, 1):
             chosen, caches = self.greedy_step(weights, caches, *fed)
-            return chosen, None, caches
-        if decided_by(sampling, CANDIDATES):
+        else:
             chosen, caches = self.sampled_step(weights, caches, *fed, sampling)
-            return chosen, None, caches
-        return super().choose(weights, caches, fed, sampling, with_logits)
+        return chosen, None, caches
 
     @cached_property
     def sampled_step(self) -> Callable[..., tuple[jax.Array, Any]]:
@@ -172,13 +159,13 @@ class KernelPrograms(Programs):
         self, weights: Any, caches: Any, fed: Fed, candidates: int = 0
     ) -> tuple[StepResult, Any]:
         """A step of one token per row, and the commit of the active rows."""
-        block = Block(self.rows, 1)
+        plan = self.plan(Block(self.rows, 1), candidates)
         # Rows that are not active may hold anything. They cost their state and one tile of keys.
         where = Where(jnp.arange(self.rows), jnp.where(fed.active, fed.positions, 0))
         tokens = jnp.where(fed.active, fed.tokens, 0)
-        out = self.run_step(block, weights, caches, tokens, where, candidates)
+        out = self.run_step(plan, weights, caches, tokens, where)
         counts = fed.active.astype(jnp.int32)
-        return out, self.run_commit(block, caches, out.records, where, counts)
+        return out, self.run_commit(plan, caches, out.records, where, counts)
 
     @cached_property
     def verify(self) -> Callable[..., tuple[jax.Array, jax.Array, Any, VerifyRecords]]:
@@ -198,7 +185,8 @@ class KernelPrograms(Programs):
             weights: Any, caches: Any, rows: jax.Array, tokens: jax.Array, first: jax.Array
         ) -> tuple[jax.Array, jax.Array, VerifyRecords]:
             block = Block(*tokens.shape)
-            out = self.run_step(block, weights, caches, tokens.ravel(), Where(rows, first))
+            plan, where = self.plan(block), Where(rows, first)
+            out = self.run_step(plan, weights, caches, tokens.ravel(), where)
             logits = self.gathered(out.logits[: block.rows])
             features = jnp.moveaxis(out.features[: len(self.feature_layers)], 0, 1)[: block.rows]
             return (
@@ -217,7 +205,8 @@ class KernelPrograms(Programs):
         def body(
             caches: Any, left: VerifyRecords, rows: jax.Array, accepted: jax.Array
         ) -> tuple[Any]:
-            block, where = Block(rows.shape[0], left.tokens), Where(rows, left.positions)
-            return (self.run_commit(block, caches, left.records, where, accepted),)
+            plan = self.plan(Block(rows.shape[0], left.tokens))
+            where = Where(rows, left.positions)
+            return (self.run_commit(plan, caches, left.records, where, accepted),)
 
         return self._compile(body, (SPLIT, SPLIT, WHOLE, WHOLE), (SPLIT,), donate=(0,))

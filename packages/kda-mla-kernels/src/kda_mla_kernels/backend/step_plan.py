@@ -17,10 +17,12 @@ from kda_mla_kernels.embedding import EmbeddingRows, table_rows
 from kda_mla_kernels.errors import ConfigError
 from kda_mla_kernels.head import Candidates, best_of_shard, candidate_shapes, candidates_of_shard
 
-__all__ = ["MAX_ROWS", "KernelModel", "StepPlan"]
+__all__ = ["CANDIDATES", "MAX_ROWS", "KernelModel", "StepPlan"]
 
 MAX_ROWS = 16
 """Rows of a step: those of one 16-bit tile."""
+CANDIDATES = 64
+"""Largest logits that a sampled step lists: the top-k of requests seldom goes beyond."""
 
 
 class KernelModel(Protocol):

@@ -69,7 +69,7 @@ def candidates_of_shard(logits: Any, first: Any, count: Any, wanted: int) -> Can
 
     def turn(place: jax.Array, found: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         values, columns, *last = found
-        value, column = _best(logits, count, (last[0], last[1]))
+        value, column = _best(logits, count, tuple(last))
         here = lane == place
         return jnp.where(here, value, values), jnp.where(here, column, columns), value, column
 
@@ -83,7 +83,7 @@ def candidates_of_shard(logits: Any, first: Any, count: Any, wanted: int) -> Can
 
 
 def _best(
-    logits: Any, count: Any, after: tuple[jax.Array, jax.Array] | None
+    logits: Any, count: Any, after: tuple[jax.Array, ...] | None
 ) -> tuple[jax.Array, jax.Array]:
     """Value and column, f32 [P, 1], of each row's best logit.
 

@@ -251,8 +251,7 @@ class StepPlan(backend.StepPlan):
         rule = RouterRule(
             config.num_experts_per_token, config.moe_renormalize, config.routed_scaling_factor
         )
-        rows, routes = self.block.rows, self.block.rows * rule.top_k
-        chunk = routes if rows == 1 else CHUNK if rows <= FEW_ROWS else CHUNK // 2
+        chunk = self._chunk(self.block.rows * rule.top_k)
         return RoutedExperts(
             model.expert_shape,
             rule,
@@ -261,7 +260,7 @@ class StepPlan(backend.StepPlan):
             model.activation,
             chunk,
             ahead=chunk,
-            distinct=rows == 1 and model.layout.experts == config.num_experts,
+            whole=model.layout.has_every_expert,
         )
 
     @cached_property
@@ -315,6 +314,12 @@ class StepPlan(backend.StepPlan):
             "kda": shape(jnp.float32, kda, rows, model.kda_shape.record_width),
             "mla": shape(model.held, mla, rows, record_width(model.mla_shape)),
         }
+
+    def _chunk(self, routes: int) -> int:
+        """Routes that are worked on together: all of a single row."""
+        if self.block.rows == 1:
+            return routes
+        return min(CHUNK if self.block.rows <= FEW_ROWS else CHUNK // 2, routes)
 
     def _feed_forward(self, channels: int, group: int = 2) -> FeedForward:
         model = self.model

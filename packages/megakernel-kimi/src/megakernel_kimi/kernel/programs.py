@@ -48,25 +48,21 @@ class KernelPrograms(backend.KernelPrograms, Programs):
         layout = self.rank.layout
         return gather_logits(logits[:, : layout.vocab_rows], layout.config.vocab_size)
 
+    def plan(self, block: Block, candidates: int = 0) -> StepPlan:
+        """See the base class."""
+        return StepPlan(self.model, block, candidates)
+
     def run_step(
-        self,
-        block: Block,
-        weights: KernelWeights,
-        caches: Caches,
-        tokens: Any,
-        where: Where,
-        candidates: int = 0,
+        self, plan: StepPlan, weights: KernelWeights, caches: Caches, tokens: Any, where: Where
     ) -> StepOutputs:
         """See the base class."""
-        plan, table = StepPlan(self.model, block, candidates), jnp.asarray(self.model.table)
-        scalars = Scalars(tokens, where, table)
+        scalars = Scalars(tokens, where, jnp.asarray(self.model.table))
         return call_step(plan, weights, _memory(caches), scalars, self.interpret)
 
     def run_commit(
-        self, block: Block, caches: Caches, records: KernelRecords, where: Where, accepted: Any
+        self, plan: StepPlan, caches: Caches, records: KernelRecords, where: Where, accepted: Any
     ) -> Caches:
         """See the base class."""
-        plan = StepPlan(self.model, block)
         moved = call_commit(plan, _memory(caches), records, where, accepted, self.interpret)
         return Caches(moved.kda.tail, moved.kda.delta, moved.mla.latent, moved.mla.shared)
 

@@ -41,23 +41,19 @@ class KernelPrograms(backend.KernelPrograms, Programs):
         """See the base class."""
         return self._gathered(logits[:, : self.rank.layout.vocab_rows])
 
+    def plan(self, block: Block, candidates: int = 0) -> StepPlan:
+        """See the base class."""
+        return StepPlan(self.model, block, candidates)
+
     def run_step(
-        self,
-        block: Block,
-        weights: KernelWeights,
-        caches: Caches,
-        tokens: Any,
-        where: Where,
-        candidates: int = 0,
+        self, plan: StepPlan, weights: KernelWeights, caches: Caches, tokens: Any, where: Where
     ) -> StepOutputs:
         """See the base class."""
         scalars = Scalars(tokens, where, jnp.asarray(self.model.kinds))
-        plan = StepPlan(self.model, block, candidates)
         return call_step(plan, weights, caches, scalars, self.interpret)
 
     def run_commit(
-        self, block: Block, caches: Caches, records: KernelRecords, where: Where, accepted: Any
+        self, plan: StepPlan, caches: Caches, records: KernelRecords, where: Where, accepted: Any
     ) -> Caches:
         """See the base class."""
-        plan = StepPlan(self.model, block)
         return call_commit(plan, caches, records, where, accepted, self.interpret)

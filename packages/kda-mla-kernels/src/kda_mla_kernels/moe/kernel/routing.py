@@ -71,7 +71,7 @@ def top_k_by_rank(values: jax.Array, k: int) -> jax.Array:
     """The same choice for one row, found by comparing each entry with each.
 
     That is more work and less waiting: digits follow from one another through sums across lanes,
-    which takes twice as long as all comparisons of one row of 896.
+    which as compiled takes twice as long as all comparisons of one row of 896.
 
     Args:
         values: f32 [1, E] without NaN.
@@ -87,8 +87,8 @@ def top_k_by_rank(values: jax.Array, k: int) -> jax.Array:
     ahead = [jnp.zeros((SUBLANES, LANES), jnp.float32) for _ in columns]
     for number, column in enumerate(columns):
         others = jnp.broadcast_to(column.T, (LANES, LANES))
-        for place, keys_here in enumerate(columns):
-            ahead[place] = ahead[place] + _better(others, number, keys_here, place)
+        for place, own in enumerate(columns):
+            ahead[place] = ahead[place] + _better(others, number, own, place)
     ranks = [jnp.sum(counts, axis=0, keepdims=True) for counts in ahead]
     chosen = [(rank < k).astype(jnp.float32) for rank in ranks]
     return jnp.concatenate(chosen, axis=1)[:, :experts]
@@ -125,6 +125,11 @@ def running_counts(marks: jax.Array) -> jax.Array:
     return jnp.concatenate(parts, axis=1)
 
 
+def _counts_of_one_row(marks: jax.Array) -> jax.Array:
+    """:func:`running_counts` of f32 [1, E], in whole sublanes."""
+    return running_counts(jnp.broadcast_to(marks, (SUBLANES, marks.shape[1])))[:1]
+
+
 def chosen_weights(scores: jax.Array, chosen: jax.Array, rule: RouterRule) -> jax.Array:
     """Weight of every expert, 0 where not chosen: f32 [P, E] as :func:`..router.dense_weights`."""
     weights = jnp.where(chosen > 0, scores, 0.0)
@@ -157,9 +162,8 @@ def sorted_entries(chosen: jax.Array, weights: jax.Array, entries: int) -> Entri
         weights: f32 [P, E].
         entries: N.
     """
-    experts = chosen.shape[1]
     used = jnp.sum(chosen, axis=0, keepdims=True)  # [1, E] routes of each expert
-    ends = running_counts(jnp.broadcast_to(used, (8, experts)))[:1]
+    ends = _counts_of_one_row(used)
     found = [
         _listed(range(at, min(at + AT_ONCE, entries)), ends, used, chosen, weights)
         for at in range(0, entries, AT_ONCE)
@@ -180,15 +184,12 @@ def entries_of_one_row(
         experts and weights, f32 [1, entries].
     """
     place = lax.broadcasted_iota(jnp.int32, (entries, 1), 0).astype(jnp.float32)
-    eight = jnp.broadcast_to(chosen, (8, chosen.shape[1]))
-    before = running_counts(eight)[:1] - chosen
+    before = _counts_of_one_row(chosen) - chosen
     here = jnp.where(before == place, chosen, 0.0)  # [entries, E]
     ids = lax.broadcasted_iota(jnp.int32, chosen.shape, 1).astype(jnp.float32)
     rows = [*_in_bf16(ids, 2), *_in_bf16(weights, 3), *[jnp.zeros_like(ids)] * 3]
-    # One pass of a matrix unit is exact: sums of one term each, which bf16 holds.
-    contract = (((1,), (1,)), ((), ()))
-    parts = jnp.concatenate(rows, axis=0)
-    picked = lax.dot_general(parts, here, contract, preferred_element_type=jnp.float32)
+    # One pass is exact: sums of one term each, which bf16 holds.
+    picked = _picked(jnp.concatenate(rows, axis=0), here, lax.Precision.DEFAULT)
     return picked[:1] + picked[1:2], picked[2:3] + picked[3:4] + picked[4:5]
 
 
@@ -242,9 +243,9 @@ def _exact(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.dot(a, b, preferred_element_type=jnp.float32)
 
 
-def _picked(a: jax.Array, b: jax.Array) -> jax.Array:
+def _picked(
+    a: jax.Array, b: jax.Array, precision: lax.Precision = lax.Precision.HIGHEST
+) -> jax.Array:
     """[N, E] · [P, E]ᵀ: f32 [N, P]. Rows of one have a single 1: the other's values as they are."""
     contract = (((1,), (1,)), ((), ()))
-    return lax.dot_general(
-        a, b, contract, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
-    )
+    return lax.dot_general(a, b, contract, precision=precision, preferred_element_type=jnp.float32)

@@ -80,8 +80,7 @@ class RoutedExperts:
         activation: of rounded gate and up.
         chunk: entries of one block of branch-free code.
         ahead: entries whose loads are under way while a chunk is worked on.
-        distinct: whether no two entries have the same expert and all are on this rank: so it is
-            with one row and no expert elsewhere.
+        whole: whether this rank has a share of every expert of the model.
     """
 
     shape: ExpertShape
@@ -91,12 +90,17 @@ class RoutedExperts:
     activation: Activation
     chunk: int = 8
     ahead: int = 8
-    distinct: bool = False
+    whole: bool = False
 
     @cached_property
     def entries(self) -> int:
         """N, in whole chunks."""
         return -(-self.block.rows * self.rule.top_k // self.chunk) * self.chunk
+
+    @property
+    def distinct(self) -> bool:
+        """Whether every entry is a route of this rank, to an expert of its own."""
+        return self.whole and self.block.rows == 1
 
     @property
     def loads(self) -> tuple[tuple[str, ...], ...]:

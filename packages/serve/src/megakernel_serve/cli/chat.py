@@ -103,7 +103,7 @@ class _Conversation:
             rendered = self._format.render(asked, self._options)
             turn = self._generate(rendered, self._request(rendered))
         except (ChatError, EngineError, ValueError) as error:
-            status.print(f"error: {error}", style="red", markup=False)
+            status.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
             return
         answer = {"role": "assistant", "content": turn.content}
         if turn.reasoning:
@@ -140,7 +140,7 @@ class _Conversation:
             handle.cancel()
             line = "stopped"
         self._out.print()
-        status.print(line, style="dim", markup=False)
+        status.print(line, style="dim", markup=False, soft_wrap=True)
         return turn
 
     def _show(self, events: list[ChatEvent], turn: _Turn) -> None:

@@ -69,4 +69,5 @@ def _generate(
             finish = delta.finish
     assert finish is not None  # the last delta carries it
     print("".join(answer.finish(finish.reason)), flush=True, file=out)
-    status.print(figures(len(ids), answer.tokens + (finish.stop_id is not None), finish))
+    line = figures(len(ids), answer.tokens + (finish.stop_id is not None), finish)
+    status.print(line, soft_wrap=True)

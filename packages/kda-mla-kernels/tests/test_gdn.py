@@ -10,10 +10,11 @@ from kda_mla_kernels import gdn
 from kda_mla_kernels.delta.triangular import unit_lower_inverse
 from kda_mla_kernels.gdn import GdnInputs, causal_convolution, gates, recur, sequence, split_heads
 from kda_mla_kernels.numerics import BF16, F32
+from tpu_collectives.testing import quick_options
 
 # One program each, as models run them; op by op every shape would be dozens of programs.
 # The chunked form agrees to a tolerance, so it may be compiled in a hurry.
-QUICKLY = {"xla_backend_optimization_level": 0}
+QUICKLY = quick_options(same_bits=True)
 chunked_delta_rule = jax.jit(gdn.chunked_delta_rule, compiler_options=QUICKLY)
 replay = jax.jit(gdn.replay)
 

@@ -9,12 +9,13 @@ import pytest
 from kda_mla_kernels import kda, norm
 from kda_mla_kernels.kda.chunked import decayed_products
 from kda_mla_kernels.numerics import BF16, F32
+from tpu_collectives.testing import quick_options
 
 GOLDEN = Path(__file__).parent / "golden" / "components"
 
 # One program each, as models run them; op by op every shape would be dozens of programs. What is
 # not compared bit for bit is compiled in a hurry.
-QUICKLY = {"xla_backend_optimization_level": 0}
+QUICKLY = quick_options(same_bits=True)
 chunked_delta_rule = jax.jit(kda.chunked_delta_rule, static_argnums=3, compiler_options=QUICKLY)
 replay = jax.jit(kda.replay)
 sequence = jax.jit(kda.sequence)

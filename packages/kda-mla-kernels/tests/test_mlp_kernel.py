@@ -12,10 +12,10 @@ from kda_mla_kernels import mlp
 from kda_mla_kernels.block import Block
 from kda_mla_kernels.mlp.kernel import FeedForward
 from kda_mla_kernels.numerics import BF16, F32
+from tpu_collectives.testing import quick_options
 from vmem_pool.stream import Matrix, Stream, image, plan_stream, ring_scratch
 
 ROWS, HIDDEN, INNER = 3, 256, 1024
-QUICK = {"xla_backend_optimization_level": 0}
 
 
 def run(stage, x, gate, up, down):
@@ -46,7 +46,9 @@ def run(stage, x, gate, up, down):
         interpret=pltpu.InterpretParams(),
     )
     assert width == gate.shape[1]
-    return np.asarray(jax.jit(call, compiler_options=QUICK)(x.astype(dtype), packed))
+    return np.asarray(
+        jax.jit(call, compiler_options=quick_options(same_bits=True))(x.astype(dtype), packed)
+    )
 
 
 def drawn(numerics):

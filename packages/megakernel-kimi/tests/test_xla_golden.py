@@ -18,7 +18,7 @@ ALL_PREFIXES = tuple(range(8))  # before each of the 7 layers, and after the las
 
 @pytest.fixture(scope="module")
 def model(load_tiny):
-    return load_tiny(1, feature_layers=ALL_PREFIXES)
+    return load_tiny(1, rough=True, feature_layers=ALL_PREFIXES)
 
 
 def whole_prompt(model, golden, row=3):
@@ -29,7 +29,7 @@ def whole_prompt(model, golden, row=3):
     scope="module", params=[1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4)), 8]
 )
 def prefilled(request, load_tiny, golden):
-    model = load_tiny(request.param, feature_layers=ALL_PREFIXES)
+    model = load_tiny(request.param, rough=True, feature_layers=ALL_PREFIXES)
     return whole_prompt(model, golden)
 
 
@@ -68,7 +68,7 @@ def test_states_after_the_prompt_equal_the_golden(prefilled, golden, state_of_ro
 
 @pytest.mark.parametrize(("ranks", "n"), [(1, 1), (1, 70), (8, 70)])
 def test_greedy_tokens_equal_the_golden(ranks, n, load_tiny, golden):
-    run = Sequence(load_tiny(ranks, feature_layers=ALL_PREFIXES), row=2)
+    run = Sequence(load_tiny(ranks, rough=True, feature_layers=ALL_PREFIXES), row=2)
     logits = run.prefill(golden[f"len{n}/input_ids"], all_logits=True)[0][-1]
     for token, expected in zip(
         golden[f"len{n}/fp32/greedy_tokens"], golden[f"len{n}/fp32/greedy_logits"]
@@ -93,9 +93,8 @@ def test_routes_of_the_backend_equal_the_golden(load_tiny, golden):
     routes = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(moe, "choose", watched(moe.choose, routes))
-        model = load_tiny(
-            1, short=True, max_rows=1
-        )  # a model of its own: programs are traced on first use
+        # A model of its own: programs are traced on first use.
+        model = load_tiny(1, short=True, rough=True, max_rows=1)
         model.prefill(model.init_state(), 0, golden["len7/input_ids"], 0)
     jax.effects_barrier()
     expected = golden["len7/fp32/router_weights_dense"][:3]
@@ -137,7 +136,7 @@ def test_a_mistake_in_the_chunk_form_is_caught(load_tiny, golden, monkeypatch):
         return right(jax.numpy.zeros_like(state), inputs, valid)
 
     monkeypatch.setattr(kda, "chunked_delta_rule", wrong)
-    run = Sequence(load_tiny(1, short=True, max_rows=2))
+    run = Sequence(load_tiny(1, short=True, rough=True, max_rows=2))
     run.prefill(golden["len7/input_ids"], chunk=4)
     state = run.state.caches.delta[0, :1, 0]
     error = np.abs(np.swapaxes(state, -1, -2) - golden["len7/fp32/kda_recurrent_state"][:1])

@@ -12,7 +12,9 @@ ALL_LAYERS = tuple(range(8))
 @pytest.fixture
 def model(request, load_tiny):
     # Unrolled on one device as laptops run it, a loop over periods on several as slices do.
-    return load_tiny(request.param, feature_layers=ALL_LAYERS, stack_layers=request.param > 1)
+    return load_tiny(
+        request.param, rough=True, feature_layers=ALL_LAYERS, stack_layers=request.param > 1
+    )
 
 
 def on_ranks(*short):
@@ -90,7 +92,9 @@ def test_a_mistake_in_the_chunk_form_is_caught(monkeypatch, load_tiny, golden):
         return right(jnp.zeros_like(state), inputs, valid, chunk)
 
     monkeypatch.setattr(gdn, "chunked_delta_rule", wrong)
-    model = load_tiny(1, max_rows=2)  # a model of its own: programs are traced on first use
+    model = load_tiny(
+        1, rough=True, max_rows=2
+    )  # a model of its own: programs are traced on first use
     state, tokens = model.init_state(), golden["len70/input_ids"]
     for first, last in ((0, 35), (35, 70)):
         out = model.prefill(state, 0, tokens[first:last], first, all_logits=True)
@@ -101,6 +105,6 @@ def test_a_mistake_in_the_chunk_form_is_caught(monkeypatch, load_tiny, golden):
 
 def test_a_rank_that_reads_the_wrong_key_head_is_caught(monkeypatch, load_tiny, golden):
     monkeypatch.setattr(QwenLayout, "first_kv_head", lambda self, rank: 0)
-    model = load_tiny(4, max_rows=2)
+    model = load_tiny(4, rough=True, max_rows=2)
     out = model.prefill(model.init_state(), 0, golden["len70/input_ids"], 0, all_logits=True)
     assert np.abs(np.asarray(out.logits) - golden["len70/fp32/logits"]).max() > 100 * 2e-4

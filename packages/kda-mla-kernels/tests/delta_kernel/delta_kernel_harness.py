@@ -15,6 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from kda_mla_kernels.block import Block, Where
 from kda_mla_kernels.delta.kernel import DeltaMemory, commit_states
 from kda_mla_kernels.numerics import F32, Numerics
+from tpu_collectives.testing import quick_options
 
 SMEM, VMEM, HBM = (
     pl.BlockSpec(memory_space=space) for space in (pltpu.SMEM, pltpu.VMEM, pltpu.HBM)
@@ -60,7 +61,7 @@ class DeltaNetwork:
 
     @property
     def compiler_options(self):
-        return {"xla_backend_optimization_level": 0} if self.quick else {}
+        return quick_options(same_bits=True) if self.quick else {}
 
     @cached_property
     def memory(self):

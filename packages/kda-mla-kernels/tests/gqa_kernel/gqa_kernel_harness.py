@@ -12,16 +12,11 @@ from kda_mla_kernels import gqa, norm
 from kda_mla_kernels.block import Where
 from kda_mla_kernels.gqa.kernel import Attention, GqaMemory, GqaShape, GqaVectors, commit_keys
 from kda_mla_kernels.numerics import F32, Numerics
+from tpu_collectives.testing import quick_options
 
 SMEM, VMEM, HBM = (
     pl.BlockSpec(memory_space=space) for space in (pltpu.SMEM, pltpu.VMEM, pltpu.HBM)
 )
-
-QUICK = {"xla_backend_optimization_level": 0}
-"""A test compiles for longer than it runs."""
-if jax.__version_info__ < (0, 11):
-    # Off, it halves what is left. Later lines have nothing else to emit loops with.
-    QUICK["xla_cpu_use_fusion_emitters"] = False
 
 
 def layers_call(stage, layers, interpret=False, compiler_params=None):
@@ -57,7 +52,9 @@ def layers_call(stage, layers, interpret=False, compiler_params=None):
 def stage_call(net, block, interpret):
     """Jitted once for all tests of a file."""
     params = pltpu.InterpretParams(**dict(interpret))
-    return jax.jit(layers_call(net.stage(block), net.layers, params), compiler_options=QUICK)
+    return jax.jit(
+        layers_call(net.stage(block), net.layers, params), compiler_options=quick_options()
+    )
 
 
 @cache
@@ -65,7 +62,7 @@ def commit_call(net, block, interpret):
     """Jitted once for all tests of a file."""
     params = pltpu.InterpretParams(**dict(interpret))
     run = partial(commit_keys, net.shape, block, net.held, interpret=params)
-    return jax.jit(run, compiler_options=QUICK)
+    return jax.jit(run, compiler_options=quick_options())
 
 
 SMALL = GqaShape(query_heads=6, kv_heads=2, head_dim=32, rotary_dim=8, theta=1e4)
@@ -179,7 +176,7 @@ def expected_call(net):
         pages = vectors, memory, projected
         return jax.lax.map(lambda page: net.layer(*page, where), pages)
 
-    return jax.jit(layers, compiler_options=QUICK)
+    return jax.jit(layers, compiler_options=quick_options())
 
 
 def where(rows, positions):

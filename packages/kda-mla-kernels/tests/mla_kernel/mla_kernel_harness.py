@@ -21,13 +21,11 @@ from kda_mla_kernels.mla.kernel import (
     unpack,
 )
 from kda_mla_kernels.numerics import F32, Numerics
+from tpu_collectives.testing import quick_options
 
 SMEM, VMEM, HBM = (
     pl.BlockSpec(memory_space=space) for space in (pltpu.SMEM, pltpu.VMEM, pltpu.HBM)
 )
-
-QUICK = {"xla_backend_optimization_level": 0}
-"""A test compiles for longer than it runs."""
 
 
 def layers_call(stage, layers, interpret=False, compiler_params=None):
@@ -64,7 +62,10 @@ def layers_call(stage, layers, interpret=False, compiler_params=None):
 def stage_call(net, block, interpret):
     """Jitted once for all tests of a file."""
     params = pltpu.InterpretParams(**dict(interpret))
-    return jax.jit(layers_call(net.stage(block), net.layers, params), compiler_options=QUICK)
+    return jax.jit(
+        layers_call(net.stage(block), net.layers, params),
+        compiler_options=quick_options(same_bits=True),
+    )
 
 
 @cache
@@ -72,7 +73,7 @@ def commit_call(net, block, interpret):
     """Jitted once for all tests of a file."""
     params = pltpu.InterpretParams(**dict(interpret))
     run = partial(commit_latents, net.commits(block), interpret=params)
-    return jax.jit(run, compiler_options=QUICK)
+    return jax.jit(run, compiler_options=quick_options(same_bits=True))
 
 
 SMALL = mla.MlaShape(key_dim=16, shared_dim=16, latent=32)
@@ -191,7 +192,7 @@ def expected_call(net):
     def layers(memory, inputs, where):
         return jax.lax.map(lambda page: net.layer(*page, where), (memory, inputs))
 
-    return jax.jit(layers, compiler_options=QUICK)
+    return jax.jit(layers, compiler_options=quick_options(same_bits=True))
 
 
 def where(rows, positions):

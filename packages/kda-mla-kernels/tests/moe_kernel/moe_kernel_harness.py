@@ -10,12 +10,9 @@ from jax.experimental.pallas import tpu as pltpu
 from kda_mla_kernels import mlp, moe
 from kda_mla_kernels.moe.kernel import ExpertImages
 from kda_mla_kernels.quant import Mxfp4, decode
+from tpu_collectives.testing import quick_options
 
 VMEM, HBM = (pl.BlockSpec(memory_space=space) for space in (pltpu.VMEM, pltpu.HBM))
-QUICK = {"xla_backend_optimization_level": 0}
-"""Interpreted programs run once: compiling them well takes longer than that gains."""
-if jax.__version_info__ < (0, 11):
-    QUICK["xla_cpu_use_fusion_emitters"] = False
 CAPS = {"beta": 4.0, "linear_beta": 25.0}
 
 
@@ -47,7 +44,7 @@ def layers_call(stage, layers, model_experts, interpret=False, compiler_params=N
         interpret=interpret,
         compiler_params=compiler_params,
     )
-    return jax.jit(call, compiler_options=QUICK) if interpret else call
+    return jax.jit(call, compiler_options=quick_options()) if interpret else call
 
 
 class Experts:

@@ -1,25 +1,11 @@
 """The golden checkpoint on the kernel backend, shared by the tests of a process."""
 
-from dataclasses import fields, replace
 from functools import cache
-from typing import ClassVar
 
-import jax
 import pytest
 from jax.experimental.pallas import tpu as pltpu
-from megakernel_kimi.kernel.programs import KernelPrograms
-
-
-class HurriedPrograms(KernelPrograms):
-    """Programs that compile in half the time again; their bits depend on how many rows there are.
-
-    Later lines of jax have nothing else to emit loops with.
-    """
-
-    compiler_options: ClassVar = {
-        **KernelPrograms.compiler_options,
-        **({"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}),
-    }
+from kda_mla_kernels.testing import recompiled
+from tpu_collectives.testing import quick_options
 
 
 @pytest.fixture(scope="session")
@@ -34,8 +20,7 @@ def load_kernel(load_tiny):
     def load(ranks=1, exact_bits=False, **options):
         options = {"max_rows": 8, "max_context": 128, **options}
         model = load_tiny(ranks, backend="megakernel", **options)
-        parts = {one.name: getattr(model.programs, one.name) for one in fields(model.programs)}
-        kind = KernelPrograms if exact_bits else HurriedPrograms
-        return replace(model, programs=kind(**{**parts, "interpret": pltpu.InterpretParams()}))
+        options = quick_options(same_bits=exact_bits)
+        return recompiled(model, options, interpret=pltpu.InterpretParams())
 
     return load

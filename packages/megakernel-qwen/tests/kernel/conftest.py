@@ -1,49 +1,21 @@
 """Models of the golden checkpoint on the kernel backend, shared by the tests of a process."""
 
-from dataclasses import fields, replace
 from functools import cache
-from typing import ClassVar
 
 import jax
 import pytest
 from jax.experimental.pallas import tpu as pltpu
+from kda_mla_kernels.testing import recompiled
 from megakernel_qwen import package
-from megakernel_qwen.kernel.programs import KernelPrograms
+from tpu_collectives.testing import quick_options
 
 ROWS = 8
-ROUGH = {"xla_backend_optimization_level": 0}
-if jax.__version_info__ < (0, 11):
-    # Off, it halves again what is left. Later lines have nothing else to emit loops with.
-    ROUGH["xla_cpu_use_fusion_emitters"] = False
-
-
-class QuickPrograms(KernelPrograms):
-    """Programs that run a few times only: compiling them well takes longer than that gains.
-
-    A row still has the same bits in every block, and a sum that depends on the block still shows.
-    """
-
-    compiler_options: ClassVar = {
-        **KernelPrograms.compiler_options,
-        "xla_backend_optimization_level": 0,
-    }
-
-
-class RoughPrograms(KernelPrograms):
-    """Even quicker, for what holds to a tolerance: a product may or may not fuse into a sum."""
-
-    compiler_options: ClassVar = {**KernelPrograms.compiler_options, **ROUGH}
-
-
-def recompiled(model, kind):
-    programs = {one.name: getattr(model.programs, one.name) for one in fields(model.programs)}
-    return replace(model, programs=kind(**programs))
 
 
 @pytest.fixture(scope="session")
 def compiled_quickly():
     """Turns a model into one whose programs compile in a quarter of the time and run slower."""
-    return lambda model: recompiled(model, RoughPrograms)
+    return lambda model: recompiled(model, quick_options())
 
 
 @pytest.fixture(scope="session")
@@ -66,9 +38,9 @@ def load_kernel(tiny_folder):
         if numerics == "bf16":
             return model
         if not simulated:
-            return recompiled(model, RoughPrograms)
+            return recompiled(model, quick_options())
         # One rank too goes through the interpreter that simulates memory and transfers.
-        programs = replace(model.programs, interpret=pltpu.InterpretParams())
-        return recompiled(replace(model, programs=programs), QuickPrograms)
+        options = quick_options(same_bits=True)
+        return recompiled(model, options, interpret=pltpu.InterpretParams())
 
     return load

@@ -1,6 +1,7 @@
 """Run kernels that exchange on virtual CPU devices, and find what they do wrong."""
 
 from tpu_collectives.program import RankProgram, Run, repeated, wide_range
+from tpu_collectives.testing.compiling import quick_options
 from tpu_collectives.testing.isolated import Outcome, run_isolated
 from tpu_collectives.testing.virtual import virtual_devices
 from tpu_collectives.watch import Watched, simulator, watch
@@ -10,6 +11,7 @@ __all__ = [
     "RankProgram",
     "Run",
     "Watched",
+    "quick_options",
     "repeated",
     "run_isolated",
     "simulator",

@@ -7,8 +7,3 @@ import jax
 
 jax.config.update("jax_platforms", "cpu")
 sys.path.insert(0, str(Path(__file__).parent))
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "tpu_compile: compiles for a TPU that is not there")
-    config.addinivalue_line("markers", "slow: takes long (not in the fast set)")

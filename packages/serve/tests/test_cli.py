@@ -338,6 +338,7 @@ def test_serve_is_healthy_once_loaded_and_finishes_what_it_has_taken_after_sigte
     assert rest[-1] == "data: [DONE]"
     assert '"finish_reason":"length"' in rest[-2]
     assert process.wait(20) == 0
+    assert "Finishing 2 answers for at most 30 s" in process.stderr.read()
 
 
 def read_health(url):

@@ -55,10 +55,16 @@ class _Server(uvicorn.Server):
     """Drains with the door open: until the last answer, health checks and refusals go on."""
 
     def __init__(
-        self, config: uvicorn.Config, service: Service, stops: StopSignals, drain_seconds: float
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        stops: StopSignals,
+        drain_seconds: float,
+        draining: Callable[[int], None],
     ) -> None:
         super().__init__(config)
         self._service, self._stops, self._drain_seconds = service, stops, drain_seconds
+        self._draining: Callable[[int], None] | None = draining
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._stops.note(sig, frame)
@@ -69,6 +75,9 @@ class _Server(uvicorn.Server):
         if self._stops.first_at is None:
             return False
         self._service.begin_drain()
+        if self._draining and self.server_state.tasks:
+            self._draining(len(self.server_state.tasks))
+        self._draining = None  # said once
         late = time.monotonic() - self._stops.first_at >= self._drain_seconds
         return late or len(self._stops.received) > 1 or not self.server_state.tasks
 
@@ -109,6 +118,7 @@ def serve(
     drain_seconds: float,
     ready: Callable[[], None] = lambda: None,
     stops: StopSignals | None = None,
+    draining: Callable[[int], None] = lambda requests: None,
 ) -> None:
     """Serves until a signal, then lets running requests end for ``drain_seconds``.
 
@@ -119,6 +129,7 @@ def serve(
         load: called in a thread; ``/health`` answers 503 until it returns.
         ready: called in that thread once requests are taken.
         stops: signals noted so far; those that come now are added.
+        draining: called once with the number of requests that a signal finds running.
 
     Raises:
         Exception: whatever ``load`` raised.
@@ -140,7 +151,7 @@ def serve(
         access_log=False,
         timeout_graceful_shutdown=FAREWELL_SECONDS,
     )
-    server = _Server(config, service, stops or StopSignals(), drain_seconds)
+    server = _Server(config, service, stops or StopSignals(), drain_seconds, draining)
     server.run(sockets=[listener])
     if service.load_error is not None:
         raise service.load_error

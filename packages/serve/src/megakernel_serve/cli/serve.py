@@ -49,8 +49,13 @@ def _serve(invocation: Invocation, address: Address, stops: StopSignals) -> None
     def ready() -> None:
         status.print(f"Ready: {', '.join(service.model_names)} at {real}/v1", soft_wrap=True)
 
+    def draining(requests: int) -> None:
+        answers = "1 answer" if requests == 1 else f"{requests} answers"
+        limit = f"for at most {settings.drain_seconds} s"
+        status.print(f"Finishing {answers} {limit}; a second signal gives up", soft_wrap=True)
+
     loading = partial(load, choice, settings, rows=DEFAULT_ROWS, progress=status.is_terminal)
-    serve(service, listener, loading, settings.drain_seconds, ready, stops)
+    serve(service, listener, loading, settings.drain_seconds, ready, stops, draining)
 
 
 def _service_config(settings: Settings) -> ServiceConfig:

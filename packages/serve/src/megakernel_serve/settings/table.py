@@ -140,7 +140,11 @@ class Settings:
         32, whole_number(1), "largest request body, in MiB", "server", metavar="N"
     )
     drain_seconds: int = _setting(
-        30, whole_number(0), "time for running requests after SIGTERM", "server", metavar="N"
+        30,
+        whole_number(0),
+        "time for running requests after SIGTERM or Ctrl-C",
+        "server",
+        metavar="N",
     )
 
 

@@ -197,6 +197,19 @@ def test_weights_of_another_checkpoint_are_refused(converted, tmp_path):
         load(folder, weights=converted)
 
 
+def test_weights_of_another_conversion_must_be_of_the_same_checkpoint(converted, copied):
+    assert load(copied, weights=converted).info.name == "copied"
+    manifest = json.loads((copied / "manifest.json").read_text())
+    manifest["metadata"]["origin"] = "0" * 64
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="were not converted from 'copied'"):
+        load(copied, weights=converted)
+    del manifest["metadata"]["origin"]
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"manifest.json names no checkpoint"):
+        load(copied, weights=converted)
+
+
 def test_hosts_of_another_size_are_refused(mini, tmp_path):
     convert(mini, tmp_path / "out", target(KimiConfig.from_dict(mini.config), 2, lanes=1))
     with pytest.raises(ConfigError, match="are cut for hosts of 1 ranks, not of 2"):
@@ -230,6 +243,14 @@ def test_an_unfinished_conversion_is_named(copied):
     (copied / "rank-00001.safetensors").rename(copied / "rank-00001.safetensors.partial")
     with pytest.raises(CheckpointError, match="holds an unfinished conversion; run the same"):
         load(copied)
+
+
+def test_a_folder_that_does_not_exist_is_refused_before_anything_is_downloaded(monkeypatch):
+    with pytest.raises(CheckpointError, match=r"^there is no folder ./none of converted weights"):
+        load("org/huge", weights="./none")
+    monkeypatch.setenv(VARIABLE, "./none")
+    with pytest.raises(CheckpointError, match=rf"no folder ./none \(named by {VARIABLE}\) of"):
+        load("org/huge")
 
 
 def test_a_folder_without_weights_is_refused(tmp_path):

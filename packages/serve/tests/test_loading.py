@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
 import kda_mla_kernels.model as registry
 import pytest
+from bigram import BigramPackage
 from bigram import package as bigram
 from kda_mla_kernels.errors import CheckpointError
-from megakernel_serve.loading import choose
-from megakernel_serve.settings import Layers
+from megakernel_serve import loading
+from megakernel_serve.loading import choose, load_model
+from megakernel_serve.settings import Layers, SettingsError
 
 
 @pytest.fixture
@@ -122,3 +125,69 @@ def test_a_familys_own_command_may_load_its_small_checkpoint_too(install):
     install("bigram", "other")
     assert chosen(family="bigram").checkpoint == "example/bigram"
     assert chosen(family="bigram", model="bigram").checkpoint == bigram.embedded_checkpoint()
+
+
+# Converted weights.
+
+
+@dataclass(frozen=True)
+class ConvertingPackage(BigramPackage):
+    """The test family with converted weights; its models are named after what ``load`` is given."""
+
+    weights_variable: str = "BIGRAM_CONVERTED"
+
+    def load(self, checkpoint, *, weights="auto", **options):
+        model = super().load(checkpoint, **options)
+        model.info = replace(model.info, name=weights)
+        return model
+
+
+@pytest.fixture
+def load_converted(monkeypatch, install):
+    """What a converting package is given as weights."""
+    package = SimpleNamespace(package=ConvertingPackage())
+    monkeypatch.setitem(sys.modules, "converting_family", package)
+    entry = EntryPoint("bigram", "converting_family:package", "megakernel.models")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(loading, "keep_programs", lambda: None)
+    monkeypatch.delenv("BIGRAM_CONVERTED", raising=False)
+
+    def given(flags=(), environment=(), config=()):
+        layers = Layers(dict(flags), dict(environment), {}, dict(config))
+        asked = SimpleNamespace(family=None, settings=layers.resolve(), layers=layers)
+        return load_model(choose(asked), asked.settings).info.name
+
+    return given
+
+
+def test_weights_reach_the_package_and_nothing_does_if_there_are_none(load_converted):
+    assert load_converted() == "auto"
+    assert load_converted({"weights": "a"}) == "a"
+    assert load_converted({}, {"MEGAKERNEL_WEIGHTS": "b"}, {"weights": "c"}) == "b"
+    assert load_converted({}, {}, {"weights": "c"}) == "c"
+
+
+def test_the_familys_variable_is_left_to_the_package_and_beaten_by_the_flag(
+    load_converted, monkeypatch
+):
+    monkeypatch.setenv("BIGRAM_CONVERTED", "own")
+    assert load_converted({}, {"MEGAKERNEL_WEIGHTS": "b"}, {"weights": "c"}) == "auto"
+    assert load_converted({"weights": "a"}) == "a"
+    monkeypatch.setenv("BIGRAM_CONVERTED", "")
+    assert load_converted({}, {"MEGAKERNEL_WEIGHTS": "b"}) == "b"
+
+
+@pytest.mark.parametrize(
+    ("places", "named"),
+    [
+        (({"weights": "a"}, {}, {}, {}), "--weights"),
+        (({}, {"MEGAKERNEL_WEIGHTS": "a"}, {}, {}), "MEGAKERNEL_WEIGHTS"),
+        (({}, {}, {"MEGAKERNEL_WEIGHTS": "a"}, {}), "MEGAKERNEL_WEIGHTS in .env"),
+        (({}, {}, {}, {"weights": "a"}), "weights in megakernel.toml"),
+    ],
+)
+def test_a_family_without_converted_weights_is_given_none(install, places, named):
+    install("bigram")
+    layers = Layers(*places)
+    with pytest.raises(SettingsError, match=f"^{named} does not go with the bigram family, which"):
+        choose(SimpleNamespace(family=None, settings=layers.resolve(), layers=layers))

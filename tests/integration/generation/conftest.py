@@ -34,7 +34,7 @@ def environment(tmp_path_factory) -> dict[str, str]:
     All processes share compiled programs with each other and with this one, and have the same rows
     and context so that they can.
     """
-    foreign = ("MEGAKERNEL_", "QWEN_", "HF_", "JAX_", "XLA_")
+    foreign = ("MEGAKERNEL_", "KIMI_", "QWEN_", "HF_", "JAX_", "XLA_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     programs = os.environ.get("JAX_COMPILATION_CACHE_DIR") or tmp_path_factory.mktemp("programs")
     return kept | {

@@ -40,6 +40,7 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "Decoded",
     "GenerationDefaults",
+    "LoadsConverted",
     "Model",
     "ModelInfo",
     "ModelPackage",
@@ -321,6 +322,19 @@ class ModelPackage(Protocol):
                 divide the model; the message lists what would.
         """
         ...
+
+
+@runtime_checkable
+class LoadsConverted(Protocol):
+    """What a :class:`ModelPackage` also is if it has a form of weights that loads faster.
+
+    Its ``load`` takes ``weights: str | Path = "auto"`` too: a folder of converted weights. With
+    ``auto`` it is the checkpoint if that is such a folder itself, else the one that the variable
+    names, else none.
+    """
+
+    weights_variable: str
+    """Environment variable with a folder, e.g. ``KIMI_PRESHARDED_WEIGHTS``; ``load`` reads it."""
 
 
 def packages() -> Mapping[str, EntryPoint]:

@@ -34,6 +34,7 @@ from tpu_collectives import Topology, TopologyError
 from megakernel_kimi.chat import KimiChatFormat
 from megakernel_kimi.config import KimiConfig
 from megakernel_kimi.container import (
+    VARIABLE,
     Converted,
     ConvertedFolder,
     Target,
@@ -61,12 +62,14 @@ __all__ = [
     "load",
     "model_types",
     "variable_prefix",
+    "weights_variable",
 ]
 
 family = "kimi"
 model_types = frozenset({"kimi_k3", "kimi_linear"})
 default_repo = "moonshotai/Kimi-K3"
 variable_prefix = "KIMI"
+weights_variable = VARIABLE
 
 
 def embedded_checkpoint() -> Path:
@@ -113,10 +116,11 @@ def load(
         CheckpointError, ConfigError: also where converted weights are damaged, or were converted
             from another checkpoint or for something else than what is asked for.
     """
+    # First, since a repository may have terabytes to download.
+    converted = find_converted(checkpoint, weights)
     opened = open_source(checkpoint, revision, progress=progress)
     config = KimiConfig.from_dict(opened.config)
     ranks = choose_devices(devices)
-    converted = find_converted(opened, weights)
     choices = Choices(backend, numerics, expert_tp, expert_form)
     if converted is not None:
         choices = converted.decide(config, len(ranks), choices)

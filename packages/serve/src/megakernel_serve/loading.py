@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 from kda_mla_kernels.chat import ChatFormat
 from kda_mla_kernels.checkpoint import fetch_json
 from kda_mla_kernels.errors import CheckpointError, ConfigError
 from kda_mla_kernels.model import (
+    LoadsConverted,
     Model,
     ModelPackage,
     find_package,
@@ -23,7 +24,7 @@ from kda_mla_kernels.model import (
 from tokenizers import Tokenizer
 
 from megakernel_serve.program_cache import keep_programs
-from megakernel_serve.settings import Layers, Settings
+from megakernel_serve.settings import Layers, Settings, SettingsError
 
 __all__ = ["Choice", "LoadedModel", "choose", "load", "load_model"]
 
@@ -39,6 +40,8 @@ class Choice:
     package: ModelPackage
     checkpoint: str | Path
     revision: str | None = None
+    weights: str | None = None
+    """A folder of converted weights; None leaves it to the package, which may know of one."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,19 @@ def choose(asked: _Asked) -> Choice:
     small checkpoint that ships with the installed package. A family's name as ``model`` is that
     family's small checkpoint, unless a folder has this name.
 
+    Converted weights come from ``--weights``, else from the family's own variable, which its
+    package reads, else from the other places of ``weights``.
+
     Raises:
+        SettingsError: there are ``weights``, but the package takes none.
         LookupError: no package fits, or nothing says which of several is meant.
         CheckpointError: the checkpoint's ``config.json`` cannot be read.
     """
+    choice = _choose(asked)
+    return replace(choice, weights=_weights(choice.package, asked.settings, asked.layers))
+
+
+def _choose(asked: _Asked) -> Choice:
     settings, layers = asked.settings, asked.layers
     if asked.family is not None:
         return _choose_of_family(find_package(asked.family), settings, layers)
@@ -124,6 +136,7 @@ def load_model(
     """
     keep_programs()
     devices = _devices(settings.devices) if settings.devices is not None else None
+    converted: dict[str, Any] = {} if choice.weights is None else {"weights": choice.weights}
     return choice.package.load(
         choice.checkpoint,
         revision=choice.revision,
@@ -133,6 +146,7 @@ def load_model(
         max_rows=settings.rows or rows,
         max_context=settings.context,
         progress=progress,
+        **converted,
     )
 
 
@@ -149,6 +163,19 @@ def _choose_of_family(package: ModelPackage, settings: Settings, layers: Layers)
 def _revision(package: ModelPackage, settings: Settings, layers: Layers) -> str | None:
     own = layers.find_variable(f"{package.variable_prefix}_CHECKPOINT_REVISION")
     return own[0] if own is not None and "revision" not in layers.flags else settings.revision
+
+
+def _weights(package: ModelPackage, settings: Settings, layers: Layers) -> str | None:
+    if not isinstance(package, LoadsConverted):
+        if (found := layers.find("weights")) is not None:
+            raise SettingsError(
+                f"{found[1]} does not go with the {package.family} family, which has no converted"
+                " weights"
+            )
+        return None
+    # As the package sees it: .env is part of the environment by now.
+    own = os.environ.get(package.weights_variable)
+    return None if own and "weights" not in layers.flags else settings.weights
 
 
 def _only_family() -> str:

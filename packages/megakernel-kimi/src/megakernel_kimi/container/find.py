@@ -29,7 +29,7 @@ def open_source(
             that was not finished.
     """
     folder = Path(checkpoint).expanduser()
-    if (folder / MANIFEST).is_file() and any(folder.glob("rank-*.safetensors")):
+    if _is_converted(folder):
         return ConvertedFolder(folder)
     if any(folder.glob("rank-*.partial")):
         raise CheckpointError(
@@ -38,29 +38,33 @@ def open_source(
     return open_checkpoint(checkpoint, revision, progress=progress)
 
 
-def find_converted(
-    source: Checkpoint | ConvertedFolder, weights: str | Path = "auto"
-) -> Converted | None:
+def find_converted(checkpoint: str | Path, weights: str | Path = "auto") -> Converted | None:
     """The converted weights of a model; None if its checkpoint is to be read.
 
     Args:
-        source: what was opened.
-        weights: their folder, or ``auto``: the opened folder itself, else the one that
-            :data:`VARIABLE` names.
+        checkpoint: what is to be opened; it need not exist here yet.
+        weights: their folder, or ``auto``: the checkpoint itself if it is such a folder, else the
+            one that :data:`VARIABLE` names.
 
     Raises:
-        CheckpointError: the folder holds no container, or a damaged one.
+        CheckpointError: there is no such folder, or it holds no container, or a damaged one.
     """
-    folder, place = weights, str(weights)
-    if weights == "auto" and isinstance(source, ConvertedFolder):
-        folder, place = source.folder, str(source.folder)
+    folder, named = weights, ""
+    if weights == "auto" and _is_converted(Path(checkpoint).expanduser()):
+        folder = checkpoint
     elif weights == "auto":
-        folder = os.environ.get(VARIABLE, "")
-        place = f"{folder} (named by {VARIABLE})"
+        folder, named = os.environ.get(VARIABLE, ""), f" (named by {VARIABLE})"
     if not folder:
         return None
+    where = Path(folder).expanduser()
+    if not where.is_dir():
+        raise CheckpointError(f"there is no folder {folder}{named} of converted weights")
     try:
         # Files are looked at when they are loaded: a host may have only those of its own ranks.
-        return Converted(open_container(Path(folder).expanduser(), ranks=()), place)
+        return Converted(open_container(where, ranks=()), f"{folder}{named}")
     except ContainerError as error:
-        raise CheckpointError(str(error)) from None
+        raise CheckpointError(f"{error}{named}") from None
+
+
+def _is_converted(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file() and any(folder.glob("rank-*.safetensors"))

@@ -10,7 +10,8 @@ from kda_mla_kernels.checkpoint import Checkpoint
 from kda_mla_kernels.checkpoint.folder import read_json
 from kda_mla_kernels.errors import CheckpointError, ConfigError
 from kda_mla_kernels.moe.kernel import ExpertForm
-from vmem_pool.container import Container, Spec
+from vmem_pool import ContainerError
+from vmem_pool.container import Container, Spec, read_manifest
 
 from megakernel_kimi.config import KimiConfig
 from megakernel_kimi.container.origin import origin_of
@@ -45,6 +46,20 @@ class ConvertedFolder:
         """See :meth:`kda_mla_kernels.checkpoint.Checkpoint.json`."""
         file = self.folder / name
         return read_json(file) if file.is_file() else None
+
+    def origin(self) -> str:
+        """Which checkpoint was converted; see :func:`origin_of`.
+
+        Raises:
+            CheckpointError: the manifest is damaged.
+        """
+        try:
+            metadata = read_manifest(self.folder).spec.metadata
+        except ContainerError as error:
+            raise CheckpointError(str(error)) from None
+        if "origin" not in metadata:
+            raise CheckpointError(f"{self.folder / 'manifest.json'} names no checkpoint")
+        return metadata["origin"]
 
 
 @dataclass(frozen=True)
@@ -117,7 +132,8 @@ class Converted:
         """Makes sure that the kernel can read the bytes as they are.
 
         Args:
-            source: the checkpoint, if there is one, must be the one that was converted.
+            source: the checkpoint that must be the one that was converted, or another conversion
+                of it.
 
         Raises:
             ConfigError: hosts of other sizes, or another arrangement of the same weights.
@@ -129,13 +145,15 @@ class Converted:
             self._refuse(f"are cut for hosts of {lanes} ranks, not of {asked}")
         if found != wanted:
             self._refuse("were arranged by another version of megakernel-kimi")
-        if isinstance(source, Checkpoint):
-            config = target.layout.config
-            if origin_of(source, config) != found.metadata["origin"]:
-                raise CheckpointError(
-                    f"the weights in {self.place} were not converted from {source.name!r}, but"
-                    " from another checkpoint of the same configuration"
-                )
+        if isinstance(source, ConvertedFolder):
+            origin = source.origin()
+        else:
+            origin = origin_of(source, target.layout.config)
+        if origin != found.metadata["origin"]:
+            raise CheckpointError(
+                f"the weights in {self.place} were not converted from {source.name!r}, but from"
+                " another checkpoint of the same configuration"
+            )
 
     def _refuse(self, what: str, remedy: str = "convert the checkpoint again") -> NoReturn:
         raise ConfigError(f"the weights in {self.place} {what}; {remedy}")

@@ -67,6 +67,9 @@ class Settings:
     revision: str | None = _setting(
         None, TEXT, "branch, tag or commit of a repository", "model", metavar="NAME"
     )
+    weights: str | None = _setting(
+        None, TEXT, "folder of weights converted for these devices", "model", metavar="FOLDER"
+    )
     context: int | None = _setting(None, whole_number(2), "positions per row", "model", metavar="N")
     rows: int | None = _setting(
         None,

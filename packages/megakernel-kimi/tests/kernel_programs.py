@@ -23,6 +23,10 @@ def decode_1_row(topology):
     return parts(model(topology, 1).decode())
 
 
+def decode_1_row_8_steps(topology):
+    return parts(model(topology, 1).decode(steps=8))
+
+
 def decode_8_rows(topology):
     return parts(model(topology, 8).decode())
 

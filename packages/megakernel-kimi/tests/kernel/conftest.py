@@ -1,5 +1,6 @@
 """The golden checkpoint on the kernel backend, shared by the tests of a process."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -24,3 +25,15 @@ def load_kernel(load_tiny):
         return recompiled(model, options, interpret=pltpu.InterpretParams())
 
     return load
+
+
+@pytest.fixture(scope="session")
+def trace_kernel(load_kernel):
+    """Makes a model of one rank whose kernel is traced when it runs, with what is patched then."""
+
+    def made():
+        model = load_kernel(1)
+        # Another instance has programs of its own.
+        return replace(model, programs=replace(model.programs))
+
+    return made

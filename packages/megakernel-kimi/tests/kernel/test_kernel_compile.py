@@ -40,6 +40,7 @@ class Case:
 
 CASES = (
     Case("decode_1_row", 1),
+    Case("decode_1_row_8_steps", 1, slow=True),
     Case("decode_8_rows", 8, slow=True),
     Case("decode_16_rows", 16, slow=True),
     Case("verify_8_tokens", 1, tokens=8, kernels=1, slow=True),

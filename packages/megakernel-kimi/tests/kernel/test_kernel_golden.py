@@ -4,10 +4,15 @@ A whole short prompt goes through the kernel as one block, which gives the logit
 all its tokens at once, and its commit the states.
 """
 
+from functools import cache
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kda_mla_kernels.moe.kernel import RoutedExperts
 from kda_mla_kernels.numerics import BF16
+from kda_mla_kernels.residual.kernel import Residual
 from kda_mla_kernels.testing import Sequence
 from megakernel_kimi import reference
 
@@ -65,6 +70,71 @@ def test_states_after_the_commit_equal_the_golden(block, golden, state_of_row):
         np.testing.assert_allclose(rows, golden["len7/fp32/mla_latent"], rtol=0, atol=1e-4)
 
 
+@pytest.fixture(scope="module")
+def inside(trace_kernel, golden):
+    """What one rank computes on the way for a prompt: dense weights of the routes by layer of
+    experts, and finished blocks by their number."""
+
+    @cache
+    def ran(n):
+        weights, blocks = {}, {}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RoutedExperts, "start", watched_start(weights))
+            patch.setattr(Residual, "close_block", watched_close(blocks))
+            model = trace_kernel()
+            model.verify(model.init_state(), [ROW], [golden[f"len{n}/input_ids"]], [0])
+        jax.effects_barrier()
+        return weights, blocks
+
+    return ran
+
+
+def watched_start(seen):
+    right = RoutedExperts.start
+
+    def start(self, scratch, images, layer, *given):
+        weights = right(self, scratch, images, layer, *given)
+        note(seen, layer, weights)
+        return weights
+
+    return start
+
+
+def watched_close(seen):
+    right = Residual.close_block
+
+    def close(self, scratch, index):
+        note(seen, index, scratch.prefix[...])
+        right(self, scratch, index)
+
+    return close
+
+
+def note(seen, key, rows):
+    jax.debug.callback(lambda key, rows: seen.update({int(key): np.asarray(rows)}), key, rows)
+
+
+def of_all_keys(seen, rows):
+    """[keys, rows, ...] in order, without padded rows."""
+    return np.stack([seen[key][:rows] for key in sorted(seen)])
+
+
+@pytest.mark.parametrize("n", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_weights_of_routes_equal_the_golden(inside, golden, n):
+    """The norm after the experts hides their scale from the logits; a row alone is routed in its
+    own way."""
+    weights, expected = of_all_keys(inside(n)[0], n), golden[f"len{n}/fp32/router_weights_dense"]
+    assert weights.shape == expected.shape
+    np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-5)
+
+
+def test_finished_blocks_equal_the_golden(inside, golden):
+    blocks, expected = of_all_keys(inside(7)[1], 7), golden["len7/fp32/block_residual"]
+    assert blocks.shape == expected.shape
+    np.testing.assert_allclose(blocks, expected, rtol=0, atol=2e-4 * expected.std())
+    np.testing.assert_array_equal(blocks[0], golden["len7/fp32/embed"])
+
+
 @pytest.mark.slow
 def test_greedy_tokens_and_their_logits_equal_the_golden(load_kernel, golden):
     run, logits, _ = run_block(
@@ -76,6 +146,18 @@ def test_greedy_tokens_and_their_logits_equal_the_golden(load_kernel, golden):
         tokens.append(int(last.argmax()))
         last = run.decode(tokens[-1])
     assert tokens == golden["len7/fp32/greedy_tokens"][:5].tolist()
+
+
+def test_tokens_of_steps_in_one_call_equal_the_golden(load_kernel, golden, state_of_row):
+    """The kernel feeds what it chose, beside a row that is not active and stays empty."""
+    model, steps = load_kernel(1, max_rows=2), 2
+    (first,) = golden["len1/input_ids"]
+    out = model.decode_steps(model.init_state(), [0, first], [0, 0], [False, True], steps)
+    idle, tokens = np.asarray(out.tokens).T
+    np.testing.assert_array_equal(tokens, golden["len1/fp32/greedy_tokens"][:steps])
+    assert (idle == -1).all()
+    for name, part in state_of_row(out.state, 0, steps).items():
+        np.testing.assert_array_equal(part, 0, err_msg=name)
 
 
 @pytest.mark.slow

@@ -4,8 +4,6 @@ Mistakes of tensors are planted in the reader, which all backends share, by ``te
 of stages that the kernel shares with the reference, by ``test_reference_mistakes``.
 """
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,13 +20,11 @@ slow = pytest.mark.slow
 
 
 @pytest.fixture
-def error(load_kernel, golden):
+def error(trace_kernel, golden):
     """Measures the largest error of a kernel that is traced now."""
 
     def measure():
-        model = load_kernel(1)
-        # Another instance has programs of its own.
-        model = replace(model, programs=replace(model.programs))
+        model = trace_kernel()
         out = model.verify(model.init_state(), [0], [golden["len7/input_ids"]], [0])
         return np.abs(np.asarray(out.logits)[0] - golden["len7/fp32/logits"]).max()
 

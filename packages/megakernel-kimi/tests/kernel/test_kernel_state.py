@@ -70,3 +70,15 @@ def test_rows_that_are_not_active_keep_their_state(model, golden, decoded, state
     other.state = run.state
     other.decode(7)
     assert_equal(state_of_row(other.state, 1, 2), before)
+
+
+@slow
+def test_steps_in_one_call_have_the_bits_of_single_steps(model, golden, state_of_row):
+    single, fed = Sequence(model, row=1), [golden["len1/input_ids"][0]]
+    for _ in range(TOKENS):
+        fed.append(single.decode(fed[-1]).argmax())
+    active = np.arange(4) == 1
+    first, positions = np.full(4, fed[0]), np.zeros(4, int)
+    out = model.decode_steps(model.init_state(), first, positions, active, TOKENS)
+    np.testing.assert_array_equal(np.asarray(out.tokens)[:, 1], fed[1:])
+    assert_equal(state_of_row(out.state, 1, TOKENS), state_of_row(single.state, 1, TOKENS))

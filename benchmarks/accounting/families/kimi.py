@@ -13,7 +13,16 @@ import jax
 import numpy as np
 from kda_mla_kernels import backend
 from kda_mla_kernels.block import Block, Where
-from kda_mla_kernels.moe.kernel.stage import EXPERT, FIRST, ORDINAL, ROW
+from kda_mla_kernels.moe.kernel.stage import (
+    EXPERT,
+    EXPERTS,
+    HELD,
+    HELD_OF,
+    ROW,
+    SEEN,
+    SLOT,
+    SLOT_OF,
+)
 from megakernel_kimi.config import KimiConfig
 from megakernel_kimi.kernel.abstract import AbstractModel
 from megakernel_kimi.kernel.plan import StepPlan
@@ -31,8 +40,8 @@ __all__ = ["KIMI", "distinct_experts"]
 
 FEATURE_LAYERS = (24, 48, 72)
 """Layers that a drafter might read."""
-TABLE = ".experts.table"
-"""Name in the scratch of the list of routes."""
+LISTS = ".experts.experts.numbers", ".experts.entries.numbers"
+"""Names in the scratch of the lists of experts and of their entries."""
 
 
 def distinct_experts(rows: int, chosen: int, experts: int) -> int:
@@ -95,8 +104,9 @@ class Kimi:
         scalars = Scalars(np.zeros(plan.block.rows, np.int32), where, shared.table)
         scratch = names_of(step_scratch(plan))
         before = scalars, model.weight_shapes, model.programs.cache_shapes(), plan.output_shapes()
-        table = len(jax.tree.leaves(before)) + scratch.index(TABLE)
-        contents = numbered(scalars) | {table: _routes(plan)}
+        first = len(jax.tree.leaves(before))
+        routes = {first + scratch.index(name): numbers for name, numbers in _routes(plan).items()}
+        contents = numbered(scalars) | routes
         commit = plan.replay.scratch(), plan.latents.scratch()
         return [
             KernelCase("kimi_step", contents, scratch),
@@ -109,20 +119,34 @@ def _shared(model: backend.AbstractModel) -> Any:
     return model.programs.model  # type: ignore[attr-defined]
 
 
-def _routes(plan: StepPlan) -> np.ndarray:
-    """The table of entries of one layer, its first routes spread evenly: f32 [8, N']."""
+def _routes(plan: StepPlan) -> dict[str, np.ndarray]:
+    """The lists of one layer, with the experts' first routes spread evenly: i32 [8, N] each."""
     experts, config = plan.experts, plan.model.layout.config
     chosen, rows = config.num_experts_per_token, plan.block.rows
     routes = rows * chosen
     distinct = distinct_experts(rows, chosen, config.num_experts)
-    first = np.zeros(experts.entries, np.float32)
+    first = np.zeros(experts.entries, np.int32)
     first[np.arange(distinct) * routes // distinct] = 1
-    ordinals = np.maximum(np.cumsum(first) - 1, 0)
-    table = np.zeros(experts.scratch().table.shape, np.float32)
-    table[FIRST, : experts.entries] = first
-    table[ORDINAL, : experts.entries] = table[EXPERT, : experts.entries] = ordinals
-    table[ROW, : experts.entries] = np.minimum(np.arange(experts.entries) // chosen, rows)
-    return table
+    seen, place = np.cumsum(first), np.arange(experts.entries)
+    lists = (
+        {
+            EXPERT: place % distinct,
+            SLOT_OF: place % experts.slots,
+            HELD_OF: place % experts.held_slots,
+            EXPERTS: np.full_like(place, distinct),
+        },
+        {
+            ROW: np.minimum(place // chosen, rows),
+            SLOT: (seen - 1) % experts.slots,
+            HELD: (seen - 1) % experts.held_slots,
+            SEEN: seen,
+        },
+    )
+    found = {name: np.zeros(experts.scratch().experts.numbers.shape, np.int32) for name in LISTS}
+    for table, fields in zip(found.values(), lists, strict=True):
+        for field, values in fields.items():
+            table[field, : experts.entries] = values
+    return found
 
 
 KIMI = Kimi()

@@ -44,7 +44,7 @@ def stage(topology, split, rows, form="mxfp4", chunk=16):
 
 for rows in (1, 4, 8, 16):
     for form in ("mxfp4", "fp8"):
-        for chunk in (8, 16):
+        for chunk in (4, 8, 16):
             globals()[f"rank_{rows}_{form}_{chunk}"] = partial(
                 stage, split=32, rows=rows, form=form, chunk=chunk
             )

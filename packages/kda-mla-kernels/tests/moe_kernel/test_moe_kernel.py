@@ -11,6 +11,7 @@ from kda_mla_kernels.block import Block
 from kda_mla_kernels.moe import RouterRule
 from kda_mla_kernels.moe.kernel import ExpertShape, PackedMatrix, RoutedExperts
 from kda_mla_kernels.moe.kernel.routing import (
+    Demand,
     entries_of_one_row,
     sorted_entries,
     top_k_by_digits,
@@ -190,23 +191,25 @@ def test_entries_of_one_row_are_those_of_the_sorted_list():
     chosen = np.zeros((8, 896), np.float32)
     chosen[0, generator.choice(896, 16, replace=False)] = 1
     weights = chosen * generator.random((8, 896), np.float32)
-    expected = sorted_entries(jnp.asarray(chosen), jnp.asarray(weights), 16)
+    demand = Demand.of(jnp.asarray(chosen))
+    expected = sorted_entries(demand, jnp.asarray(chosen), jnp.asarray(weights), 16)
     found = entries_of_one_row(jnp.asarray(chosen[:1]), jnp.asarray(weights[:1]), 16)
-    np.testing.assert_array_equal(found[0][0], expected.experts[:, 0])
-    np.testing.assert_array_equal(found[1][0], expected.weights[:, 0])
+    np.testing.assert_array_equal(found[0], demand.listed(16))
+    np.testing.assert_array_equal(found[1], expected.weights)
 
 
 def test_entries_are_sorted_by_expert_and_then_by_row():
     chosen = np.zeros((8, 6), np.float32)
     chosen[0, [1, 4]] = chosen[1, [4, 5]] = chosen[2, [1, 4]] = 1
     weights = chosen * np.arange(1, 49, dtype=np.float32).reshape(8, 6)
-    found = sorted_entries(jnp.asarray(chosen), jnp.asarray(weights), 8)
-    columns = {name: np.asarray(getattr(found, name))[:, 0].tolist() for name in vars(found)}
+    demand = Demand.of(jnp.asarray(chosen))
+    found = sorted_entries(demand, jnp.asarray(chosen), jnp.asarray(weights), 8)
+    assert np.asarray(demand.listed(8)).tolist() == [[1, 4, 5, 0, 0, 0, 0, 0]]
+    assert float(demand.experts[0, 0]) == 3
+    columns = {name: np.asarray(getattr(found, name))[0].tolist() for name in vars(found)}
     assert columns == {
-        "experts": [1, 1, 4, 4, 4, 5, 0, 0],
         "rows": [0, 2, 0, 1, 2, 1, 8, 8],
-        "ordinals": [0, 0, 1, 1, 1, 2, 3, 3],
-        "firsts": [1, 0, 1, 0, 0, 1, 0, 0],
+        "seen": [1, 1, 2, 2, 2, 3, 3, 3],
         "weights": [2, 14, 5, 11, 17, 12, 0, 0],
     }
 

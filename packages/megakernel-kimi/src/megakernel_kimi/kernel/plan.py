@@ -39,10 +39,8 @@ __all__ = [
 ]
 
 
-CHUNK = 8
-"""Routes of several rows that are worked on together: as many again load meanwhile."""
 FEW_ROWS = 8
-"""Beyond these VMEM has room for half as many."""
+"""Rows up to which VMEM has room for more experts."""
 KDA, MLA, DENSE, MOE, HEAD = range(5)
 """Kinds of sublayers."""
 
@@ -251,7 +249,7 @@ class StepPlan(backend.StepPlan):
         rule = RouterRule(
             config.num_experts_per_token, config.moe_renormalize, config.routed_scaling_factor
         )
-        chunk = self._chunk(self.block.rows * rule.top_k)
+        chunk, ahead = self._pace
         return RoutedExperts(
             model.expert_shape,
             rule,
@@ -259,7 +257,7 @@ class StepPlan(backend.StepPlan):
             model.numerics,
             model.activation,
             chunk,
-            ahead=chunk,
+            ahead,
             whole=model.layout.has_every_expert,
         )
 
@@ -315,11 +313,12 @@ class StepPlan(backend.StepPlan):
             "mla": shape(model.held, mla, rows, record_width(model.mla_shape)),
         }
 
-    def _chunk(self, routes: int) -> int:
-        """Routes that are worked on together: all of a single row."""
-        if self.block.rows == 1:
-            return routes
-        return min(CHUNK if self.block.rows <= FEW_ROWS else CHUNK // 2, routes)
+    @property
+    def _pace(self) -> tuple[int, int]:
+        """Routes of several rows that are worked on together, and how many more load meanwhile."""
+        if self.block.rows <= FEW_ROWS:
+            return 4, 8
+        return (4, 4) if self.model.form == "mxfp4" else (2, 4)
 
     def _feed_forward(self, channels: int, group: int = 2) -> FeedForward:
         model = self.model

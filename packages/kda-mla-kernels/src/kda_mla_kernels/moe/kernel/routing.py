@@ -16,6 +16,7 @@ from kda_mla_kernels.moe.router import SUM_EPS, RouterRule
 from kda_mla_kernels.moe.top_k import ordered_keys
 
 __all__ = [
+    "Demand",
     "Entries",
     "chosen_weights",
     "entries_of_one_row",
@@ -28,8 +29,8 @@ DIGIT_BITS = 4
 """Bits of the threshold that one round finds: 16 candidates fill the sublanes of two registers."""
 LANES = 128
 SUBLANES = 8
-AT_ONCE = 32
-"""Entries of the list that are found together: more would not stay in registers."""
+AT_ONCE = 128
+"""Entries of the list that are found together: they fill lanes."""
 
 
 def top_k_by_digits(values: jax.Array, k: int) -> jax.Array:
@@ -139,36 +140,75 @@ def chosen_weights(scores: jax.Array, chosen: jax.Array, rule: RouterRule) -> ja
     return weights * rule.scale
 
 
+@dataclass(frozen=True)
+class Demand:
+    """How many rows want each expert, and where it comes in the list of routes; f32 [1, E]."""
+
+    routes: jax.Array
+    """rows that chose it"""
+    used: jax.Array
+    """1 if there are any, else 0"""
+    ends: jax.Array
+    """routes up to its last"""
+    number: jax.Array
+    """used experts up to it"""
+
+    @classmethod
+    def of(cls, chosen: jax.Array) -> Demand:
+        """Of choices f32 [P, E] of 0 and 1."""
+        routes = jnp.sum(chosen, axis=0, keepdims=True)
+        used = (routes > 0).astype(jnp.float32)
+        return cls(routes, used, _counts_of_one_row(routes), _counts_of_one_row(used))
+
+    @property
+    def experts(self) -> jax.Array:
+        """f32 [1, 1], used experts."""
+        return jnp.sum(self.used, axis=1, keepdims=True)
+
+    def listed(self, entries: int) -> jax.Array:
+        """f32 [1, entries]: the used experts one after the other, then zeros."""
+        ids = lax.broadcasted_iota(jnp.int32, self.used.shape, 1).astype(jnp.float32)
+        return _picked_by(entries, self.number - self.used, self.number, ids)
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Entries:
-    """All routes in order of their experts, those of one expert in order of rows; f32 [N, 1]."""
+    """All routes in order of their experts, those of one expert in order of rows; f32 [1, N]."""
 
-    experts: jax.Array
     rows: jax.Array
-    """the row; P for entries behind the last route"""
-    ordinals: jax.Array
-    """how many other experts come before this one in the list"""
-    firsts: jax.Array
-    """1 at an expert's first route, else 0"""
+    """each entry's row; P behind the last route"""
+    seen: jax.Array
+    """how many experts an entry and those before it have; its own is the last of them"""
     weights: jax.Array
+    """each entry's weight; 0 behind the last route"""
 
 
-def sorted_entries(chosen: jax.Array, weights: jax.Array, entries: int) -> Entries:
-    """The list of routes.
+def sorted_entries(demand: Demand, chosen: jax.Array, weights: jax.Array, entries: int) -> Entries:
+    """The list of routes, along lanes.
+
+    Each entry picks what is known of its expert with a one-hot product, and from that its row.
 
     Args:
         chosen: f32 [P, E] of 0 and 1, at most ``entries`` of 1.
-        weights: f32 [P, E].
+        weights: f32 [P, E], 0 where not chosen.
         entries: N.
     """
-    used = jnp.sum(chosen, axis=0, keepdims=True)  # [1, E] routes of each expert
-    ends = _counts_of_one_row(used)
-    found = [
-        _listed(range(at, min(at + AT_ONCE, entries)), ends, used, chosen, weights)
-        for at in range(0, entries, AT_ONCE)
-    ]
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=0), *found)
+    rows = len(chosen)
+    starts = demand.ends - demand.routes
+    known = jnp.concatenate([starts, demand.number, _row_counts(chosen), weights], axis=0)
+    own = _picked_by(entries, starts, demand.ends, known)
+    place = lax.broadcasted_iota(jnp.int32, (1, entries), 1).astype(jnp.float32)
+    valid = place < jnp.sum(demand.routes, axis=1, keepdims=True)
+    start, number, counts, shares = own[:1], own[1:2], own[2 : 2 + rows], own[2 + rows :]
+    behind = (counts <= place - start).astype(jnp.float32)  # rows that come before
+    row = jnp.sum(behind, axis=0, keepdims=True)
+    mine = lax.broadcasted_iota(jnp.int32, shares.shape, 0).astype(jnp.float32) == row
+    return Entries(
+        rows=jnp.where(valid, row, rows),
+        seen=jnp.where(valid, number, demand.experts),
+        weights=jnp.sum(jnp.where(mine, shares, 0.0), axis=0, keepdims=True),
+    )
 
 
 def entries_of_one_row(
@@ -183,51 +223,48 @@ def entries_of_one_row(
     Returns:
         experts and weights, f32 [1, entries].
     """
-    place = lax.broadcasted_iota(jnp.int32, (entries, 1), 0).astype(jnp.float32)
-    before = _counts_of_one_row(chosen) - chosen
-    here = jnp.where(before == place, chosen, 0.0)  # [entries, E]
+    upto = _counts_of_one_row(chosen)
     ids = lax.broadcasted_iota(jnp.int32, chosen.shape, 1).astype(jnp.float32)
-    rows = [*_in_bf16(ids, 2), *_in_bf16(weights, 3), *[jnp.zeros_like(ids)] * 3]
-    # One pass is exact: sums of one term each, which bf16 holds.
-    picked = _picked(jnp.concatenate(rows, axis=0), here, lax.Precision.DEFAULT)
-    return picked[:1] + picked[1:2], picked[2:3] + picked[3:4] + picked[4:5]
+    both = jnp.concatenate([ids, weights], axis=0)
+    picked = _picked_by(entries, upto - chosen, upto, both)
+    return picked[:1], picked[1:]
+
+
+def _picked_by(entries: int, starts: jax.Array, ends: jax.Array, known: jax.Array) -> jax.Array:
+    """What is known of the expert in whose stretch of places each entry lies, 0 in none.
+
+    A one-hot product is exact: sums of one term each, of three parts that bf16 holds.
+
+    Args:
+        starts, ends: f32 [1, E], whole numbers. known: f32 [K, E].
+
+    Returns:
+        f32 [K, entries].
+    """
+    parts = _in_bf16(known, 3)
+    missing = -len(parts) * len(known) % SUBLANES
+    empty = [jnp.zeros((missing, known.shape[1]), jnp.float32)] if missing else []
+    left = jnp.concatenate([*parts, *empty], axis=0)
+    found = []
+    for first in range(0, entries, AT_ONCE):
+        count = min(AT_ONCE, entries - first)
+        place = lax.broadcasted_iota(jnp.int32, (count, 1), 0).astype(jnp.float32) + first
+        here = ((starts <= place) & (place < ends)).astype(jnp.float32)
+        contract = (((1,), (1,)), ((), ()))
+        picked = lax.dot_general(left, here, contract, preferred_element_type=jnp.float32)
+        height = len(known)
+        found.append(sum(picked[at * height : (at + 1) * height] for at in range(len(parts))))
+    return jnp.concatenate(found, axis=1)
 
 
 def _in_bf16(values: jax.Array, parts: int) -> list[jax.Array]:
-    """f32 parts that bf16 holds and whose sum is the value; 3 are enough for any, 2 below 2^16."""
+    """f32 parts that bf16 holds and whose sum is the value; 3 are enough for any."""
     found = []
     for _ in range(parts):
         part = values.astype(jnp.bfloat16).astype(jnp.float32)
         found.append(part)
         values = values - part
     return found
-
-
-def _listed(
-    places: range, ends: jax.Array, used: jax.Array, chosen: jax.Array, weights: jax.Array
-) -> Entries:
-    """Some entries of the list.
-
-    Args:
-        ends: f32 [1, E], routes up to each expert. used: f32 [1, E], its own.
-    """
-    rows, experts = chosen.shape
-    entries = len(places)
-    place = lax.broadcasted_iota(jnp.int32, (entries, 1), 0).astype(jnp.float32) + places.start
-    passed = (ends <= place).astype(jnp.float32)  # experts whose routes all come before
-    expert = jnp.sum(passed, axis=1, keepdims=True)
-    base = jnp.sum(passed * used, axis=1, keepdims=True)
-    ordinal = jnp.sum(jnp.where(used > 0, passed, 0.0), axis=1, keepdims=True)
-    column = lax.broadcasted_iota(jnp.int32, (entries, experts), 1).astype(jnp.float32)
-    here = (column == expert).astype(jnp.float32)
-    among = place - base  # which of the expert's routes
-    behind = _picked(here, _row_counts(chosen)) <= among  # [entries, P] rows that come before
-    valid = place < jnp.sum(used, axis=1, keepdims=True)
-    row = jnp.where(valid, jnp.sum(behind.astype(jnp.float32), axis=1, keepdims=True), rows)
-    mine = lax.broadcasted_iota(jnp.int32, (entries, rows), 1).astype(jnp.float32) == row
-    weight = jnp.sum(jnp.where(mine, _picked(here, weights), 0.0), axis=1, keepdims=True)
-    first = (valid & (among == 0)).astype(jnp.float32)
-    return Entries(jnp.where(valid, expert, 0.0), row, ordinal, first, weight)
 
 
 def _row_counts(chosen: jax.Array) -> jax.Array:
@@ -241,11 +278,3 @@ def _row_counts(chosen: jax.Array) -> jax.Array:
 def _exact(a: jax.Array, b: jax.Array) -> jax.Array:
     """A product of whole numbers up to 256, which bf16 holds, so one pass is exact."""
     return jnp.dot(a, b, preferred_element_type=jnp.float32)
-
-
-def _picked(
-    a: jax.Array, b: jax.Array, precision: lax.Precision = lax.Precision.HIGHEST
-) -> jax.Array:
-    """[N, E] · [P, E]ᵀ: f32 [N, P]. Rows of one have a single 1: the other's values as they are."""
-    contract = (((1,), (1,)), ((), ()))
-    return lax.dot_general(a, b, contract, precision=precision, preferred_element_type=jnp.float32)

@@ -1,16 +1,19 @@
 """The routed experts of one layer in a decode kernel: an expert is read once, whoever chose it.
 
 The routes of all rows form one list sorted by expert. It is worked off in chunks of entries, each
-an expert applied to one row, while the experts of the next entries load. A row's sum adds its
-experts in ascending order from parts that no other row enters, so its bits are its own.
+an expert applied to one row, while the experts of the next entries load. A chunk's gate and up are
+computed together with the down of the chunk before, so that products need not wait for one another.
+A row's sum adds its experts in ascending order from parts that no other row enters, so its bits are
+its own.
 
 Letters: P padded rows, C latent width, E experts of the model, k experts per row, N entries.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -22,6 +25,7 @@ from jax.experimental.pallas import tpu as pltpu
 from kda_mla_kernels.block import Block
 from kda_mla_kernels.mlp import Activation
 from kda_mla_kernels.moe.kernel.routing import (
+    Demand,
     chosen_weights,
     entries_of_one_row,
     sorted_entries,
@@ -36,9 +40,13 @@ from kda_mla_kernels.numerics import Numerics
 __all__ = ["RoutedExperts", "RoutedExpertsScratch"]
 
 LANES = 128
-EXPERT, ROW, ORDINAL, FIRST, WEIGHT = range(5)
-"""Rows of the table of entries."""
-TABLE_ROWS = 8
+EXPERT, SLOT_OF, HELD_OF, EXPERTS = range(4)
+"""Rows of the list of experts: those that have routes, the slots of each (of gate and up, and of
+what is held for longer), and how many they are."""
+ROW, SLOT, HELD, SEEN = range(4)
+"""Rows of the list of entries: an entry's row, its expert's slots, and how many experts it and the
+entries before it have."""
+LIST_ROWS = 8
 ROWS_AT_ONCE = 8
 TOGETHER = (4, 8)
 """Entries of a single row that are waited for together, for gate and up and for down: more would
@@ -47,25 +55,70 @@ come later, and fewer leave the schedule less to fill waits with."""
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class RoutesList:
+    """Numbers that are found as vectors and read one by one."""
+
+    vectors: Any
+    """VMEM"""
+    numbers: Any
+    """SMEM"""
+    sem: Any
+
+    @classmethod
+    def of(cls, rows: int, columns: int, dtype: Any) -> RoutesList:
+        """An entry of ``scratch_shapes``."""
+        shape = (rows, -(-columns // LANES) * LANES)
+        return cls(pltpu.VMEM(shape, dtype), pltpu.SMEM(shape, dtype), pltpu.SemaphoreType.DMA)
+
+    def write(self, rows: dict[int, jax.Array]) -> None:
+        """Writes f32 [1, N] each; :meth:`ready` must follow."""
+        for row, values in rows.items():
+            self.vectors[row : row + 1, : values.shape[1]] = values.astype(self.vectors.dtype)
+        self._copy.start()
+
+    def ready(self) -> None:
+        """Waits until the numbers can be read."""
+        self._copy.wait()
+
+    @property
+    def _copy(self) -> Any:
+        return pltpu.make_async_copy(self.vectors, self.numbers, self.sem)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class RoutedExpertsScratch:
     """What the stage keeps while a layer lasts."""
 
-    listed: Any
-    """f32 [8, N'], VMEM: the entries, on their way to SMEM"""
-    table: Any
-    """f32 [8, N'], SMEM"""
+    experts: RoutesList
+    """i32 [8, N]"""
+    entries: RoutesList
+    """i32 [8, N]"""
+    weights: RoutesList
+    """f32 [1, N], of the entries"""
     images: ExpertImages
-    """u8 [slots, ...]"""
+    """u8 [slots, ...] of gate and up, [held slots, ...] of the others"""
     lefts: Any
     """[P, tiles, fold·B, d] left operands of gate and up"""
     gate_up: Any
-    """f32 [fold, chunk, columns]"""
+    """f32 [fold, places, columns]"""
     inner: Any
-    """f32 [chunk, K' of down]"""
+    """f32 [places, K' of down]"""
     sums: Any
     """f32 [P + 1, B, N'] of down; the last takes what belongs to no row"""
-    table_sem: Any
     slot_sems: Any
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The experts of one layer in HBM."""
+
+    images: ExpertImages
+    index: Any
+
+    def image(self, name: str, expert: Any) -> Any:
+        """One image of an expert."""
+        return getattr(self.images, name).at[self.index, expert]
 
 
 @dataclass(frozen=True)
@@ -78,8 +131,8 @@ class RoutedExperts:
         block: rows of a step.
         numerics: the policy; products are summed in f32 under both.
         activation: of rounded gate and up.
-        chunk: entries of one block of branch-free code.
-        ahead: entries whose loads are under way while a chunk is worked on.
+        chunk: entries of one block of branch-free code; a single row's are one block anyway.
+        ahead: entries whose loads are under way while gate and up of a chunk are computed.
         whole: whether this rank has a share of every expert of the model.
     """
 
@@ -92,54 +145,63 @@ class RoutedExperts:
     ahead: int = 8
     whole: bool = False
 
-    @cached_property
-    def entries(self) -> int:
-        """N, in whole chunks."""
-        return -(-self.block.rows * self.rule.top_k // self.chunk) * self.chunk
-
     @property
     def distinct(self) -> bool:
         """Whether every entry is a route of this rank, to an expert of its own."""
         return self.whole and self.block.rows == 1
 
     @property
+    def places(self) -> int:
+        """Entries of a block of code."""
+        return self.rule.top_k if self.distinct else self.chunk
+
+    @cached_property
+    def entries(self) -> int:
+        """N, in whole blocks of code."""
+        return -(-self.block.rows * self.rule.top_k // self.places) * self.places
+
+    @property
     def loads(self) -> tuple[tuple[str, ...], ...]:
         """Images of an expert that are loaded and waited for together, those needed first in front.
 
-        Entries that may share an expert need a branch for each load, so there they are one.
+        Where entries may share an expert, loads are counted by a loop, so there they are one.
         """
         first, then = ("gate_up", "scales"), ("down",)
         return (first, then) if self.distinct else (first + then,)
 
     @property
     def slots(self) -> int:
-        """Experts in VMEM."""
-        return min(self.entries, self.chunk + self.ahead)
+        """Experts whose gate and up are in VMEM."""
+        return self.entries if self.distinct else min(self.entries, self.chunk + self.ahead)
+
+    @property
+    def held_slots(self) -> int:
+        """Experts whose down and scales are: a chunk more, whose down is still to come."""
+        return self.slots if self.distinct else min(self.entries, self.slots + self.chunk)
 
     def scratch(self) -> RoutedExpertsScratch:
         """An entry of ``scratch_shapes``."""
         shape, rows, held = self.shape, self.block.padded, jnp.dtype(self.numerics.activation)
         gate_up, down = shape.gate_up, shape.down
-        # Loads look ahead past the last entry too.
-        columns = -(-(self.entries + self.slots) // LANES) * LANES
 
         def wide(*sizes: int) -> Any:
             return pltpu.VMEM(sizes, jnp.float32)
 
-        images = shape.image_shapes(self.slots)
+        sizes = vars(shape.image_shapes())
+        slots = {n: self.slots if n == "gate_up" else self.held_slots for n in sizes}
         return RoutedExpertsScratch(
-            listed=wide(TABLE_ROWS, columns),
-            table=pltpu.SMEM((TABLE_ROWS, columns), jnp.float32),
+            experts=RoutesList.of(LIST_ROWS, self.entries, jnp.int32),
+            entries=RoutesList.of(LIST_ROWS, self.entries, jnp.int32),
+            weights=RoutesList.of(1, self.entries, jnp.float32),
             images=ExpertImages(
-                *(pltpu.VMEM(s, jnp.uint8) for s in (images.gate_up, images.down, images.scales))
+                **{n: pltpu.VMEM((slots[n], *size), jnp.uint8) for n, size in sizes.items()}
             ),
             lefts=pltpu.VMEM(
                 (rows, gate_up.tiles, gate_up.fold * gate_up.block, gate_up.depth), held
             ),
-            gate_up=wide(gate_up.fold, self.chunk, gate_up.width),
-            inner=wide(self.chunk, down.rows),
+            gate_up=wide(gate_up.fold, self.places, gate_up.width),
+            inner=wide(self.places, down.rows),
             sums=wide(rows + 1, down.block, down.width),
-            table_sem=pltpu.SemaphoreType.DMA,
             slot_sems=pltpu.SemaphoreType.DMA((len(self.loads), self.slots)),
         )
 
@@ -168,11 +230,8 @@ class RoutedExperts:
             biased = (scores + bias)[: self.block.rows]
             chosen = self.block.pad(self._chosen(biased))
             weights = chosen_weights(scores, chosen, self.rule)
-            if self.distinct:
-                self._list_one_row(scratch, chosen[:1], weights[:1])
-            else:
-                self._list(scratch, chosen, weights, first)
-        self._load(scratch, images, layer, 0, self.slots)
+            listing = self._list_one_row if self.distinct else self._list
+            listing(scratch, _Layer(images, layer), chosen, weights, first)
         return weights
 
     def __call__(
@@ -188,27 +247,43 @@ class RoutedExperts:
         """
         with jax.named_scope("moe_experts"):
             self._prepare(scratch, latent)
-
-            @pl.loop(0, self.entries // self.chunk)
-            def _(chunk: jax.Array) -> None:
-                first = chunk * self.chunk
-                for places in self._groups(0):
-                    self._wait(scratch, images, layer, first, places, load=0)
-                    self._gate_up(scratch, first, places)
-                self._activate(scratch)
-                for places in self._groups(1):
-                    if self.distinct:
-                        self._wait(scratch, images, layer, first, places, load=1)
-                    self._down(scratch, first, places)
-                if self.slots < self.entries:
-                    self._load(scratch, images, layer, first + self.slots, self.chunk)
-
+            (self._one_row if self.distinct else self._chunks)(scratch, _Layer(images, layer))
             return self._sum(scratch)
 
-    def _groups(self, load: int) -> list[range]:
-        """Places of a chunk whose loads are waited for before any of them is worked on."""
-        size = min(TOGETHER[load], self.chunk) if self.distinct else self.chunk
-        return [range(at, min(at + size, self.chunk)) for at in range(0, self.chunk, size)]
+    def _one_row(self, scratch: RoutedExpertsScratch, layer: _Layer) -> None:
+        """All entries of a single row, some at a time as they arrive."""
+        for load, work in enumerate((self._gate_up, self._down)):
+            for first in range(0, self.entries, TOGETHER[load]):
+                together = range(first, min(first + TOGETHER[load], self.entries))
+                self._wait(scratch, layer, together.start, together.stop, load)
+                for entry in together:
+                    work(scratch, entry, entry)
+            if load == 0:
+                self._activate(scratch)
+
+    def _chunks(self, scratch: RoutedExpertsScratch, layer: _Layer) -> None:
+        """All entries, chunk by chunk: down is a chunk behind gate and up."""
+        places = range(self.chunk)
+        self._wait(scratch, layer, 0, self._seen(scratch, self.chunk), 0)
+        for place in places:
+            self._gate_up(scratch, place, place)
+
+        @pl.loop(1, self.entries // self.chunk)
+        def _(chunk: jax.Array) -> None:
+            first = chunk * self.chunk
+            started = [self._started(scratch, entry) for entry in (first - self.chunk, first)]
+            self._load(scratch, layer, *started, 0)
+            seen = [self._seen(scratch, entry) for entry in (first, first + self.chunk)]
+            self._wait(scratch, layer, *seen, 0)
+            self._activate(scratch)
+            for place in places:
+                self._gate_up(scratch, first + place, place)
+            for place in places:
+                self._down(scratch, first - self.chunk + place, place)
+
+        self._activate(scratch)
+        for place in places:
+            self._down(scratch, self.entries - self.chunk + place, place)
 
     def _chosen(self, biased: jax.Array) -> jax.Array:
         """f32 [M, E] of 0 and 1."""
@@ -222,97 +297,119 @@ class RoutedExperts:
         return jnp.concatenate(parts, axis=0)
 
     def _list_one_row(
-        self, scratch: RoutedExpertsScratch, chosen: jax.Array, weights: jax.Array
+        self,
+        scratch: RoutedExpertsScratch,
+        layer: _Layer,
+        chosen: jax.Array,
+        weights: jax.Array,
+        first: Any,
     ) -> None:
-        """Writes experts and weights to SMEM; the rest of the table follows from the place."""
-        experts, shares = entries_of_one_row(chosen, weights, self.entries)
-        scratch.listed[EXPERT : EXPERT + 1, : self.entries] = experts
-        scratch.listed[WEIGHT : WEIGHT + 1, : self.entries] = shares
-        self._send_list(scratch)
+        """Starts all loads and writes the entries' weights; the rest follows from the place."""
+        experts, shares = entries_of_one_row(chosen[:1], weights[:1], self.entries)
+        scratch.experts.write({EXPERT: experts})
+        scratch.weights.write({0: shares})
+        scratch.experts.ready()
+        for load in range(len(self.loads)):
+            self._load(scratch, layer, 0, self.entries, load)
+        scratch.weights.ready()
 
     def _list(
-        self, scratch: RoutedExpertsScratch, chosen: jax.Array, weights: jax.Array, first: Any
+        self,
+        scratch: RoutedExpertsScratch,
+        layer: _Layer,
+        chosen: jax.Array,
+        weights: jax.Array,
+        first: Any,
     ) -> None:
-        """Writes the table of entries to SMEM."""
+        """Starts the first loads, then lists the entries."""
         held = self.shape.experts
         if held < chosen.shape[1]:
             column = lax.broadcasted_iota(jnp.int32, chosen.shape, 1)
             mine = (column >= first) & (column < first + held)
-            chosen = jnp.where(mine, chosen, 0.0)
-        found = sorted_entries(chosen, weights, self.entries)
-        experts = jnp.maximum(found.experts - jnp.asarray(first, jnp.float32), 0.0)
-        columns = [experts, found.rows, found.ordinals, found.firsts, found.weights]
-        empty = [jnp.zeros_like(experts)] * (LANES - len(columns))
-        by_entry = jnp.concatenate([*columns, *empty], axis=1)
-        missing = scratch.listed.shape[1] - self.entries
-        padded = jnp.concatenate([by_entry, jnp.zeros((missing, LANES), jnp.float32)], axis=0)
-        scratch.listed[...] = padded.T[:TABLE_ROWS]
-        self._send_list(scratch)
+            chosen, weights = (jnp.where(mine, x, 0.0) for x in (chosen, weights))
+        demand = Demand.of(chosen)
+        experts = demand.listed(self.entries) - jnp.asarray(first, jnp.float32)
+        place = lax.broadcasted_iota(jnp.int32, (1, self.entries), 1).astype(jnp.float32)
+        columns = {
+            EXPERT: jnp.maximum(experts, 0.0),
+            SLOT_OF: _remainders(place, self.slots),
+            HELD_OF: _remainders(place, self.held_slots),
+            EXPERTS: jnp.broadcast_to(demand.experts, place.shape),
+        }
+        scratch.experts.write(columns)
+        scratch.experts.ready()
+        at_first = jnp.minimum(scratch.experts.numbers[EXPERTS, 0], self.slots)
+        self._load(scratch, layer, 0, at_first, 0)
 
-    def _send_list(self, scratch: RoutedExpertsScratch) -> None:
-        copy = pltpu.make_async_copy(scratch.listed, scratch.table, scratch.table_sem)
-        copy.start()
-        copy.wait()
+        found = sorted_entries(demand, chosen, weights, self.entries)
+        columns = {
+            ROW: found.rows,
+            SLOT: _remainders(found.seen - 1, self.slots),
+            HELD: _remainders(found.seen - 1, self.held_slots),
+            SEEN: found.seen,
+        }
+        scratch.entries.write(columns)
+        scratch.weights.write({0: found.weights})
+        scratch.entries.ready()
+        scratch.weights.ready()
 
-    def _entry(self, scratch: RoutedExpertsScratch, field: int, entry: Any) -> jax.Array:
-        return scratch.table[field, entry].astype(jnp.int32)
-
-    def _slot(self, scratch: RoutedExpertsScratch, entry: Any) -> jax.Array:
-        ordinal = entry if self.distinct else self._entry(scratch, ORDINAL, entry)
-        return lax.rem(jnp.int32(ordinal), jnp.int32(self.slots))
+    def _slot(self, scratch: RoutedExpertsScratch, field: int, entry: Any) -> Any:
+        return entry if self.distinct else scratch.entries.numbers[field, entry]
 
     def _row(self, scratch: RoutedExpertsScratch, entry: Any) -> Any:
         """The entry's row; P for what belongs to none."""
-        return 0 if self.distinct else self._entry(scratch, ROW, entry)
+        return 0 if self.distinct else scratch.entries.numbers[ROW, entry]
 
-    def _copies(
-        self, scratch: RoutedExpertsScratch, images: ExpertImages, layer: Any, entry: Any, load: int
-    ) -> list[Any]:
-        expert = self._entry(scratch, EXPERT, entry)
-        slot = self._slot(scratch, entry)
-        sem = scratch.slot_sems.at[load, slot]
-        return [
-            pltpu.make_async_copy(
-                getattr(images, name).at[layer, expert], getattr(scratch.images, name).at[slot], sem
-            )
-            for name in self.loads[load]
-        ]
+    def _seen(self, scratch: RoutedExpertsScratch, entry: Any) -> Any:
+        """Experts of the entries before this one, of which there are some."""
+        return scratch.entries.numbers[SEEN, entry - 1]
 
-    def _each_first(self, scratch: Any, start: Any, count: int, act: Any) -> None:
-        """``act(entry)`` for each of some entries that is its expert's first."""
+    def _started(self, scratch: RoutedExpertsScratch, entry: Any) -> Any:
+        """Experts whose loads are under way or done when the work on this entry begins: as many as
+        there are slots, counted from its own."""
+        own = self._seen(scratch, entry + 1) - 1
+        return jnp.minimum(own + self.slots, scratch.experts.numbers[EXPERTS, 0])
 
-        for entry in (start + at for at in range(count)):
-            if self.distinct:
-                act(entry)
-            else:
-                first = self._entry(scratch, FIRST, entry) == 1
-                pl.when(first)(partial(act, entry))
+    def _load(
+        self, scratch: RoutedExpertsScratch, layer: _Layer, begin: Any, end: Any, load: int
+    ) -> None:
+        """Starts the loads of some experts, by their ordinals."""
 
-    def _load(self, scratch: Any, images: ExpertImages, layer: Any, start: Any, count: int) -> None:
-        def begin(load: int, entry: Any) -> None:
-            for copy in self._copies(scratch, images, layer, entry, load):
-                copy.start()
+        def start(ordinal: Any) -> None:
+            numbers = scratch.experts.numbers
+            expert, sem = numbers[EXPERT, ordinal], self._sem(scratch, ordinal, load)
+            for name in self.loads[load]:
+                field = SLOT_OF if name == "gate_up" else HELD_OF
+                slot = ordinal if self.distinct else numbers[field, ordinal]
+                here = getattr(scratch.images, name).at[slot]
+                pltpu.make_async_copy(layer.image(name, expert), here, sem).start()
 
-        for at in range(0, count, self.chunk):
-            for load in range(len(self.loads)):
-                size = min(self.chunk, count - at)
-                self._each_first(scratch, start + at, size, partial(begin, load))
+        self._each(begin, end, start)
 
     def _wait(
-        self,
-        scratch: Any,
-        images: ExpertImages,
-        layer: Any,
-        first: Any,
-        places: range,
-        *,
-        load: int,
+        self, scratch: RoutedExpertsScratch, layer: _Layer, begin: Any, end: Any, load: int
     ) -> None:
-        def wait(entry: Any) -> None:
-            for copy in self._copies(scratch, images, layer, entry, load):
-                copy.wait()
+        """Waits for some experts, by their ordinals."""
 
-        self._each_first(scratch, first + places.start, len(places), wait)
+        def wait(ordinal: Any) -> None:
+            sem = self._sem(scratch, ordinal, load)
+            for name in self.loads[load]:  # of any expert: a wait knows sizes, not places
+                here = getattr(scratch.images, name).at[0]
+                pltpu.make_async_copy(layer.image(name, 0), here, sem).wait()
+
+        self._each(begin, end, wait)
+
+    def _sem(self, scratch: RoutedExpertsScratch, ordinal: Any, load: int) -> Any:
+        slot = ordinal if self.distinct else scratch.experts.numbers[SLOT_OF, ordinal]
+        return scratch.slot_sems.at[load, slot]
+
+    def _each(self, begin: Any, end: Any, act: Callable[[Any], None]) -> None:
+        """``act`` of each number in a row; straight on for a single row, which knows how many."""
+        if self.distinct:
+            for number in range(begin, end):
+                act(number)
+        else:
+            pl.loop(begin, end)(act)
 
     def _prepare(self, scratch: RoutedExpertsScratch, latent: jax.Array) -> None:
         """Left operands of all rows, and empty sums."""
@@ -335,23 +432,20 @@ class RoutedExperts:
         scales = decode_scales(scratch.images.scales[slot])
         return scales[:upper], scales[upper : upper + lower]
 
-    def _gate_up(self, scratch: RoutedExpertsScratch, first: Any, places: range) -> None:
-        """Products of some entries of the chunk that begins with entry ``first``."""
+    def _gate_up(self, scratch: RoutedExpertsScratch, entry: Any, place: int) -> None:
+        """Products of an entry."""
         matrix = self.shape.gate_up
-        for at in places:
-            entry = first + at
-            slot = self._slot(scratch, entry)
-            row = jnp.minimum(self._row(scratch, entry), self.block.rows - 1)
-            lefts = [scratch.lefts[row, tile] for tile in range(matrix.tiles)]
-            codes = scratch.images.gate_up.at[slot]
-            products = scaled_products(
-                matrix, lefts, codes, self._scales(scratch, slot)[0], self.numerics
-            )
-            for part in range(matrix.fold):
-                scratch.gate_up[part, at : at + 1] = jnp.sum(products[part], axis=0, keepdims=True)
+        row = jnp.minimum(self._row(scratch, entry), self.block.rows - 1)
+        lefts = [scratch.lefts[row, tile] for tile in range(matrix.tiles)]
+        codes = scratch.images.gate_up.at[self._slot(scratch, SLOT, entry)]
+        scales = self._scales(scratch, self._slot(scratch, HELD, entry))[0]
+        products = scaled_products(matrix, lefts, codes, scales, self.numerics)
+        for part in range(matrix.fold):
+            total = jnp.sum(products[part], axis=0, keepdims=True)
+            scratch.gate_up[part, place : place + 1] = total
 
     def _activate(self, scratch: RoutedExpertsScratch) -> None:
-        """inner = the activations of a chunk's entries."""
+        """inner = the activations of all places."""
         matrix, width = self.shape.gate_up, 2 * self.shape.channels
         parts = [
             scratch.gate_up[part][:, part * width : (part + 1) * width]
@@ -362,24 +456,18 @@ class RoutedExperts:
         inner = self.activation(both[:, :channels], both[:, channels:]).astype(jnp.float32)
         scratch.inner[...] = jnp.concatenate([inner] * self.shape.down.stack, axis=1)
 
-    def _down(self, scratch: RoutedExpertsScratch, first: Any, places: range) -> None:
-        """Adds some entries of the chunk of entry ``first`` to their rows, in order."""
+    def _down(self, scratch: RoutedExpertsScratch, entry: Any, place: int) -> None:
+        """Adds an entry to its row."""
         matrix = self.shape.down
-        for at in places:
-            entry = first + at
-            slot = self._slot(scratch, entry)
-            row = self._row(scratch, entry)
-            inner = self.numerics.round(scratch.inner[at : at + 1, :])
-            lefts = [
-                block_diagonal(matrix, inner[:, tile * matrix.depth : (tile + 1) * matrix.depth])
-                for tile in range(matrix.tiles)
-            ]
-            codes = scratch.images.down.at[slot]
-            (products,) = scaled_products(
-                matrix, lefts, codes, self._scales(scratch, slot)[1], self.numerics
-            )
-            weight = scratch.table[WEIGHT, entry]
-            scratch.sums[row] = scratch.sums[row] + weight * products
+        row, held = self._row(scratch, entry), self._slot(scratch, HELD, entry)
+        inner = self.numerics.round(scratch.inner[place : place + 1, :])
+        lefts = [
+            block_diagonal(matrix, inner[:, tile * matrix.depth : (tile + 1) * matrix.depth])
+            for tile in range(matrix.tiles)
+        ]
+        codes, scales = scratch.images.down.at[held], self._scales(scratch, held)[1]
+        (products,) = scaled_products(matrix, lefts, codes, scales, self.numerics)
+        scratch.sums[row] = scratch.sums[row] + scratch.weights.numbers[0, entry] * products
 
     def _sum(self, scratch: RoutedExpertsScratch) -> jax.Array:
         """f32 [P, C]: the groups' sums, and the stacked halves side by side."""
@@ -391,3 +479,10 @@ class RoutedExperts:
             for part in range(matrix.stack)
         ]
         return jnp.concatenate(parts, axis=1)
+
+
+def _remainders(numbers: jax.Array, divisor: int) -> jax.Array:
+    """Of whole f32 numbers; 0 for those below 0."""
+    numbers = jnp.maximum(numbers, 0.0)
+    # Halves keep the quotients off their steps.
+    return numbers - jnp.floor((numbers + 0.5) / divisor) * divisor

@@ -2,7 +2,8 @@
 
 Off-chip exchanges: latent and router logits in one message within the host, the sum of routed and
 shared experts, and, with the caller, the gather of the output's columns within the host. The shared
-experts run in the shadow of the first.
+experts run in the shadow of the first. With several rows, whose messages are long, their sum
+travels while the routed experts are worked on.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from vmem_pool.stream import matvec
 
 from megakernel_kimi.kernel.loads import Turns
 from megakernel_kimi.kernel.refs import Refs
+from megakernel_kimi.kernel.sums import Underway
 from megakernel_kimi.kernel.weights import bias_columns
 
 __all__ = ["mixture_of_experts", "router_loads"]
@@ -42,14 +44,17 @@ def mixture_of_experts(refs: Refs, index: Any, pos: Any) -> Any:
     handle = plan.gather_latent.start(scratch.gather_latent, around.front[...], index)
     plan.shared.widen(scratch.shared, reader, scratch.normed)
     plan.shared.narrow(scratch.shared, reader, scratch.partial)
+    early = _start_shared(refs, index)
     wholes = (config.routed_expert_hidden_size, config.num_experts)
     latent, logits = plan.gather_latent.finish(handle, wholes)
     vectors = router_loads(refs).take(index)
     bias = vectors[:, : config.num_experts]
     scores, first = jax.nn.sigmoid(logits), _first_expert(refs)
     plan.experts.start(scratch.experts, refs.weights.experts, index, scores, bias, first)
-    routed = plan.experts(scratch.experts, refs.weights.experts, index, round_(latent))
-    routed, shared = plan.sum_experts(scratch.sum_experts, routed, scratch.partial[...], index)
+    if early is not None:
+        early = plan.sum_shared.advance(early)
+    own = plan.experts(scratch.experts, refs.weights.experts, index, round_(latent))
+    routed, shared = _sums(refs, own, early, index)
     around.normed[...] = _normed(refs, routed, vectors[:, bias_columns(model.layout) :])
     _next_loads(refs, index)
     # All its slots at once: as compiled, a loop over pairs of them takes half as long again.
@@ -57,6 +62,25 @@ def mixture_of_experts(refs: Refs, index: Any, pos: Any) -> Any:
     out = round_(around.up[...]).astype(jnp.float32) + round_(shared).astype(jnp.float32)
     around.out[...] = round_(out)
     return reader.done()
+
+
+def _start_shared(refs: Refs, index: Any) -> Underway | None:
+    """The sum of shared experts, where it travels alone."""
+    plan, scratch = refs.plan, refs.scratch
+    if not plan.shared_apart:
+        return None
+    return plan.sum_shared.start(scratch.sum_shared, None, scratch.partial[...], index)
+
+
+def _sums(
+    refs: Refs, routed: jax.Array, early: Underway | None, index: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Routed experts of all ranks, and this lane's columns of shared ones."""
+    plan, scratch = refs.plan, refs.scratch
+    partial = scratch.partial[...] if early is None else None
+    sums = plan.sum_experts.start(scratch.sum_experts, routed, partial, index)
+    routed, shared = plan.sum_experts.finish(plan.sum_experts.advance(sums))
+    return routed, shared if early is None else plan.sum_shared.finish(early)[1]
 
 
 def _first_expert(refs: Refs) -> Any:

@@ -271,11 +271,19 @@ class StepPlan(backend.StepPlan):
 
     @cached_property
     def sum_experts(self) -> ExpertSums:
-        """The sum of routed experts and, in the same messages, of the shared ones."""
-        model = self.model
-        latent = model.layout.config.routed_expert_hidden_size
-        columns = model.layout.hidden_columns
-        return ExpertSums(model.topology, self.block, latent, columns, model.held)
+        """The sum of routed experts and, unless they go apart, of the shared ones."""
+        latent = self.model.layout.config.routed_expert_hidden_size
+        return self._sums(latent, 0 if self.shared_apart else self.model.layout.hidden_columns)
+
+    @property
+    def shared_apart(self) -> bool:
+        """Whether the sum of shared experts travels alone: a row's few bytes are no phase more."""
+        return self.block.rows > 1
+
+    @cached_property
+    def sum_shared(self) -> ExpertSums:
+        """The sum of shared experts alone."""
+        return self._sums(0, self.model.layout.hidden_columns)
 
     @cached_property
     def gather_low(self) -> LaneGather:
@@ -319,6 +327,9 @@ class StepPlan(backend.StepPlan):
         if self.block.rows <= FEW_ROWS:
             return 4, 8
         return (4, 4) if self.model.form == "mxfp4" else (2, 4)
+
+    def _sums(self, routed: int, shared: int) -> ExpertSums:
+        return ExpertSums(self.model.topology, self.block, routed, shared, self.model.held)
 
     def _feed_forward(self, channels: int, group: int = 2) -> FeedForward:
         model = self.model

@@ -2,7 +2,7 @@
 
 Routed experts are wanted as a whole everywhere, shared experts in the columns of one's lane: a
 message within the host carries the routed sum and the receiver's columns of the shared one, then
-the same lanes of all hosts exchange what they have.
+the same lanes of all hosts exchange what they have. Either may also travel alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,17 @@ from kda_mla_kernels.backend import RANKS
 from kda_mla_kernels.block import Block
 from tpu_collectives import AllToAll, Topology
 
-__all__ = ["ExpertSums"]
+__all__ = ["ExpertSums", "Underway"]
+
+
+@dataclass(frozen=True)
+class Underway:
+    """A sum that travels."""
+
+    refs: tuple[Any, Any]
+    use: Any
+    handle: Any
+    """of the phase that was started last"""
 
 
 @dataclass(frozen=True)
@@ -30,8 +40,8 @@ class ExpertSums:
     Attributes:
         topology: the ranks.
         block: rows of a step.
-        routed: columns of routed experts' sums.
-        shared: columns of the shared experts' sums on one lane.
+        routed: columns of routed experts' sums; 0 if they travel elsewhere.
+        shared: columns of the shared experts' sums on one lane; 0 likewise.
         dtype: of the wire.
     """
 
@@ -57,37 +67,47 @@ class ExpertSums:
         """Buffers and semaphores."""
         return self._host.scratch(), self._lane.scratch()
 
-    def __call__(
-        self, refs: tuple[Any, Any], routed: jax.Array, shared: jax.Array, use: Any
-    ) -> tuple[jax.Array, jax.Array]:
-        """Sums over all ranks.
+    def start(
+        self, refs: tuple[Any, Any], routed: jax.Array | None, shared: jax.Array | None, use: Any
+    ) -> Underway:
+        """Sends this rank's part within the host.
 
         Args:
             routed: f32 [P, C]. shared: f32 [P, D], of which lane l gets the l-th run of columns.
+                What has no columns here is None.
             use: i32, number of this use of ``refs``.
-
-        Returns:
-            f32 [P, C] and [P, shared].
         """
-        rows = self.block.rows
-        mine, others = routed[:rows].astype(self.dtype), shared[:rows].astype(self.dtype)
-        blocks = [jnp.concatenate([mine, part], axis=1) for part in self._parts(others)]
-        first = self._summed(self._host, refs[0], jnp.stack(blocks), use)
+        whole, parts = self._sent(routed), self._parts(self._sent(shared))
+        blocks = [[x for x in (whole, part) if x is not None] for part in parts]
+        stacked = jnp.stack([jnp.concatenate(block, axis=1) for block in blocks])
+        return Underway(refs, use, self._host.start(refs[0], stacked, use))
+
+    def advance(self, sums: Underway) -> Underway:
+        """Waits for the host's parts and sends their sum to the other hosts."""
+        first = self._summed(self._host, sums.handle)
         copies = jnp.broadcast_to(first[None], (self._lane.members, *first.shape))
-        total = self._summed(self._lane, refs[1], copies, use).astype(jnp.float32)
-        total = self.block.pad(total)
+        return Underway(sums.refs, sums.use, self._lane.start(sums.refs[1], copies, sums.use))
+
+    def finish(self, sums: Underway) -> tuple[jax.Array, jax.Array]:
+        """f32 [P, routed] and [P, shared] of all ranks, of a sum that was advanced."""
+        total = self.block.pad(self._summed(self._lane, sums.handle).astype(jnp.float32))
         return total[:, : self.routed], total[:, self.routed :]
 
-    def _parts(self, shared: jax.Array) -> list[jax.Array]:
+    def _sent(self, part: jax.Array | None) -> jax.Array | None:
+        return None if part is None else part[: self.block.rows].astype(self.dtype)
+
+    def _parts(self, shared: jax.Array | None) -> list[jax.Array | None]:
         """[rows, shared] of each lane, the last padded."""
+        if shared is None:
+            return [None] * self._host.members
         missing = self._host.members * self.shared - shared.shape[1]
         if missing:
             empty = jnp.zeros((len(shared), missing), shared.dtype)
             shared = jnp.concatenate([shared, empty], axis=1)
-        return jnp.split(shared, self._host.members, axis=1)
+        return list(jnp.split(shared, self._host.members, axis=1))
 
-    def _summed(self, exchange: AllToAll, refs: Any, blocks: jax.Array, use: Any) -> jax.Array:
-        terms = exchange.finish(exchange.start(refs, blocks, use))
+    def _summed(self, exchange: AllToAll, handle: Any) -> jax.Array:
+        terms = exchange.finish(handle)
         total = terms[0].astype(jnp.float32)
         for term in range(1, exchange.members):
             total = total + terms[term].astype(jnp.float32)

@@ -271,10 +271,10 @@ class RoutedExperts:
         @pl.loop(1, self.entries // self.chunk)
         def _(chunk: jax.Array) -> None:
             first = chunk * self.chunk
-            started = [self._started(scratch, entry) for entry in (first - self.chunk, first)]
-            self._load(scratch, layer, *started, 0)
-            seen = [self._seen(scratch, entry) for entry in (first, first + self.chunk)]
-            self._wait(scratch, layer, *seen, 0)
+            before, now = (self._started(scratch, at) for at in (first - self.chunk, first))
+            self._load(scratch, layer, before, now, 0)
+            before, now = (self._seen(scratch, at) for at in (first, first + self.chunk))
+            self._wait(scratch, layer, before, now, 0)
             self._activate(scratch)
             for place in places:
                 self._gate_up(scratch, first + place, place)

@@ -45,14 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--expert-tp", type=int, nargs="+", default=[8, 16, 32])
     parser.add_argument("--form", choices=["mxfp4", "fp8"], nargs="+", default=["mxfp4", "fp8"])
-    parser.add_argument("--chunk", type=int, nargs="+", default=[8, 16])
+    parser.add_argument("--chunk", type=int, nargs="+", default=[4, 8])
     chosen = parser.parse_args(arguments)
     console = Console(highlight=False, width=150)
     table = Table(title="routed experts of Kimi K3, one layer of one rank of 32")
     for title in HEADINGS:
         table.add_column(title, justify="right")
-    for values in itertools.product(chosen.rows, chosen.expert_tp, chosen.form, chosen.chunk):
-        choice = Choice(*values)
+    every = itertools.product(chosen.rows, chosen.expert_tp, chosen.form, chosen.chunk)
+    for choice in dict.fromkeys(Choice.of(*values) for values in every):
         table.add_row(*_cells(choice, _compiled(choice)))
     console.print(table)
     return 0
@@ -91,23 +91,29 @@ def _cells(choice: Choice, kernel: KernelReport) -> list[str]:
         str(choice.rows),
         str(choice.expert_tp),
         choice.form,
-        str(choice.stage.chunk),
+        str(choice.stage.places),
         str(shape.experts),
         f"{shape.bytes / 1e6:.3f}",
         f"{read:.1f} = {moved / 1e6:.1f} MB",
         f"{moved / HBM_BYTES_PER_US:.2f}",
-        f"{_cycles(choice, kernel) / CYCLES_PER_US:.2f}",
+        f"{_cycles(choice, kernel, read) / CYCLES_PER_US:.2f}",
         f"{kernel.vmem_bytes / 2**20:.1f}",
         f"{layer.end - layer.start:,}",
     ]
 
 
-def _cycles(choice: Choice, kernel: KernelReport) -> int:
-    """Of one layer; the compiler does not know how many chunks of a loop there are."""
+def _cycles(choice: Choice, kernel: KernelReport, read: float) -> float:
+    """Of one layer that reads so many experts; how often its loops turn is not in the schedule."""
     layer = kernel.root.children[0]
-    turns = choice.stage.entries // choice.stage.chunk
     unknown = [loop for loop in layer.children if loop.trips is None]
-    return layer.cycles[1] + sum((turns - 1) * loop.cycles[1] for loop in unknown)
+    chunks = [loop for loop in unknown if loop.children]
+    if not chunks:  # a single row's experts, whose code is straight
+        return layer.cycles[1]
+    (chunk,) = chunks
+    each = sum(loop.cycles[1] for loop in chunk.children)  # to start a load, and to wait for it
+    turns = choice.stage.entries // choice.stage.places - 1
+    straight = layer.cycles[1] - sum(loop.cycles[1] for loop in unknown)
+    return straight + turns * (chunk.cycles[1] - each) + read * each
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ __all__ = ["LAYERS", "Choice"]
 RANKS = 32
 LAYERS = 3
 """Of the stage, to give its loop something to do."""
+AHEAD = 8
+"""Entries whose experts load while a chunk is worked on."""
 VMEM_LIMIT_BYTES = 60 << 20
 
 
@@ -36,13 +38,18 @@ class Choice:
         rows: of a step.
         expert_tp: ranks that share an expert.
         form: container.
-        chunk: entries of one block of branch-free code.
+        chunk: entries of one block of branch-free code; 0 where a single row's are one block.
     """
 
     rows: int
     expert_tp: int
     form: ExpertForm
     chunk: int
+
+    @classmethod
+    def of(cls, rows: int, expert_tp: int, form: ExpertForm, chunk: int) -> Choice:
+        """A choice that equals others which only differ in what does not matter."""
+        return cls(rows, expert_tp, form, 0 if rows == 1 and expert_tp == RANKS else chunk)
 
     @property
     def layout(self) -> KimiLayout:
@@ -67,9 +74,10 @@ class Choice:
             situ, beta=config.situ_beta, linear_beta=config.situ_linear_beta, numerics=BF16
         )
         block = Block(self.rows, 1)
-        chunk = min(self.chunk, self.rows * rule.top_k)
         whole = self.layout.has_every_expert
-        return RoutedExperts(self.shape, rule, block, BF16, activation, chunk, chunk // 2, whole)
+        return RoutedExperts(
+            self.shape, rule, block, BF16, activation, self.chunk, AHEAD, whole=whole
+        )
 
     def program(self, topology: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """A jitted kernel of a few layers of the stage, and its arguments."""

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from kda_mla_kernels.checkpoint import open_checkpoint
 from kda_mla_kernels.sampling import Sampling, SamplingParams, sample
+from kda_mla_kernels.testing import recompiled
 from megakernel_qwen import package
 from safetensors.numpy import save_file
 from spec_dspark import PromptLookup, Request, generate
+from tpu_collectives.testing import quick_options
 
 CIRCLE = 8
 OUTPUTS = ("linear_attn.out_proj.weight", "self_attn.o_proj.weight", "mlp.down_proj.weight")
@@ -38,7 +40,8 @@ def model(embedded, tmp_path_factory):
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config["text_config"]["tie_word_embeddings"] = False
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return package.load(folder, devices=jax.devices()[:1], max_rows=4, max_context=128)
+    loaded = package.load(folder, devices=jax.devices()[:1], max_rows=4, max_context=128)
+    return recompiled(loaded, quick_options(same_bits=True))
 
 
 def decode_plainly(model, prompt, params, row=2):

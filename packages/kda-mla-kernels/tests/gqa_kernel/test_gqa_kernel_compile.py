@@ -14,6 +14,8 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu"),
 ]
 
+slow = pytest.mark.slow
+
 TARGETS = Path(__file__).with_name("gqa_kernel_targets.py")
 MIB = 1 << 20
 
@@ -62,14 +64,17 @@ def test_the_stage_compiles_at_a_ranks_size(size):
     assert found.memory["temp_size_in_bytes"] == 0
 
 
-@pytest.mark.parametrize("size", ["1_1", "16_1", "2_8"])
+@pytest.mark.parametrize("size", ["1_1", pytest.param("16_1", marks=slow), "2_8"])
 def test_the_stage_compiles_with_all_heads_on_one_core(size):
     _, kernel = compiled(f"stage_core_{size}")
     assert kernel.vmem_bytes < 13 * MIB
     assert kernel.code_bundles < 4000
 
 
-@pytest.mark.parametrize("target", ["commit_rank_1_1", "commit_rank_16_1", "commit_core_1_16"])
+@pytest.mark.parametrize(
+    "target",
+    ["commit_rank_1_1", pytest.param("commit_rank_16_1", marks=slow), "commit_core_1_16"],
+)
 def test_a_donated_cache_is_committed_in_place(target):
     found, kernel = compiled(target)
     assert kernel.vmem_bytes < 3 * MIB

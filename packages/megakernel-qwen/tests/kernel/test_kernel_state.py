@@ -89,7 +89,7 @@ def test_a_row_has_the_same_bits_beside_others_of_any_length(model, golden, deco
         np.testing.assert_array_equal(part, idle[name], err_msg=name)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 16])
+@pytest.mark.parametrize("rows", [1, pytest.param(3, marks=pytest.mark.slow), 16])
 def test_a_row_has_the_same_bits_in_another_batch(load_kernel, golden, sequence, decoded, rows):
     run = sequence(load_kernel(1, max_rows=rows, simulated=True), row=rows - 1)
     run.prefill(golden["len7/input_ids"])

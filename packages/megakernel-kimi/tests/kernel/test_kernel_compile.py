@@ -86,10 +86,11 @@ def test_weights_and_state_stay_in_hbm_and_nothing_is_copied(compiled):
     assert found.memory["temp_size_in_bytes"] < 32 * MIB
 
 
-def plan(sequences, tokens=1):
+def plan(sequences, tokens=1, form="mxfp4"):
     topology = Topology.from_name(SLICE)
     layout = KimiLayout.of(kimi_k3(), topology.ranks, lanes=topology.ranks // topology.hosts)
-    return StepPlan(KernelModel(layout, BF16, topology, CONTEXT), Block(sequences, tokens))
+    model = KernelModel(layout, BF16, topology, CONTEXT, form=form)
+    return StepPlan(model, Block(sequences, tokens))
 
 
 def test_a_rank_reads_few_bytes_for_one_row():
@@ -102,10 +103,11 @@ def test_a_rank_reads_few_bytes_for_one_row():
     assert model.expert_shape.bytes * routes <= 0.85e9
 
 
+@pytest.mark.parametrize("form", ["mxfp4", "fp8"])
 @pytest.mark.parametrize(
     ("sequences", "tokens", "mebibytes"),
     [(1, 1, 24), (8, 1, 24), (1, 8, 24), (16, 1, 16)],
     ids=["1 row", "8 rows", "8 tokens of 1 row", "16 rows"],
 )
-def test_the_ring_keeps_hbm_busy_beside_everything_else_in_vmem(sequences, tokens, mebibytes):
-    assert planned_stream(plan(sequences, tokens)).ring_bytes >= mebibytes * MIB
+def test_the_ring_keeps_hbm_busy_beside_everything_else_in_vmem(sequences, tokens, mebibytes, form):
+    assert planned_stream(plan(sequences, tokens, form)).ring_bytes >= mebibytes * MIB

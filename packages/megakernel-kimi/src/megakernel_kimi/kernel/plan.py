@@ -326,7 +326,7 @@ class StepPlan(backend.StepPlan):
         """Routes of several rows that are worked on together, and how many more load meanwhile."""
         if self.block.rows <= FEW_ROWS:
             return 4, 8
-        return (4, 4) if self.model.form == "mxfp4" else (2, 4)
+        return (4, 4) if self.model.form == "mxfp4" else (2, 2)
 
     def _sums(self, routed: int, shared: int) -> ExpertSums:
         return ExpertSums(self.model.topology, self.block, routed, shared, self.model.held)

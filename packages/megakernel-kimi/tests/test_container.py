@@ -178,6 +178,18 @@ def test_weights_for_something_else_are_refused(options, message, converted):
         load(converted, **options)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"mesh": [["hosts", 1], ["x", 2]]}, {"metadata": {"dtype": "x"}}, {"metadata": {}}],
+)
+def test_a_manifest_that_does_not_say_what_the_weights_are_is_refused(change, converted, tmp_path):
+    folder = shutil.copytree(converted, tmp_path / "converted")
+    file = folder / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(CheckpointError, match=r"^the manifest of the weights in .* is damaged"):
+        load(folder)
+
+
 def test_weights_of_another_configuration_are_refused_and_the_variable_is_named(
     converted, monkeypatch, tmp_path
 ):

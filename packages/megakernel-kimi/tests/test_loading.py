@@ -62,6 +62,18 @@ def copied(tmp_path):
     return folder
 
 
+@pytest.mark.parametrize("backend", ["xla", "megakernel"])
+@pytest.mark.parametrize("name", ["vocab_size", "num_experts"])
+def test_sizes_that_the_tensors_do_not_have_are_told_before_anything_is_planned(
+    name, backend, copied, nothing_is_read
+):
+    config = json.loads((copied / "config.json").read_text())
+    config["text_config"][name] = 10**9
+    (copied / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="1000000000"):
+        package.load(copied, backend=backend)
+
+
 def test_a_missing_tensor_is_named_before_anything_is_read(copied, nothing_is_read):
     index = copied / "model.safetensors.index.json"
     content = json.loads(index.read_text())

@@ -4,7 +4,7 @@ import importlib.util
 
 import numpy as np
 import pytest
-from kda_mla_kernels.moe.kernel.stage import FIRST, ORDINAL
+from kda_mla_kernels.moe.kernel import stage
 from megakernel_kimi.presets import kimi_k3
 from vmem_pool.aot.report import ENVIRONMENT
 
@@ -43,14 +43,15 @@ def test_the_busiest_of_several_groups_reads_more_than_its_share():
 
 @needs_libtpu
 @pytest.mark.parametrize("rows", [1, 8])
-def test_assumed_routes_name_each_expert_once_as_first(case, rows):
+def test_assumed_routes_have_as_many_experts_as_rows_hit_on_average(case, rows):
     made = case(rows)
     step, _ = made.kernels(made.model)
-    table = next(held for held in step.contents.values() if held.shape[0] == 8 and held.ndim == 2)
-    firsts = table[FIRST] == 1
-    assert firsts.sum() == distinct_experts(rows, CHOSEN, EXPERTS)
-    assert sorted(table[ORDINAL][firsts]) == list(range(firsts.sum()))
-    assert np.all(np.diff(table[ORDINAL][: rows * CHOSEN]) >= 0)
+    experts, entries = (step.contents[at] for at in sorted(step.contents)[-2:])
+    distinct, routes = distinct_experts(rows, CHOSEN, EXPERTS), rows * CHOSEN
+    assert experts[stage.EXPERTS, 0] == entries[stage.SEEN, routes - 1] == distinct
+    assert sorted(experts[stage.EXPERT, :distinct]) == list(range(distinct))
+    assert set(np.diff(entries[stage.SEEN, :routes])) <= {0, 1}
+    assert entries[stage.SEEN, 0] == 1
 
 
 @needs_libtpu

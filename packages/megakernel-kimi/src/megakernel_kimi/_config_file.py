@@ -267,7 +267,8 @@ def _refuse_unknown(config: Mapping[str, Any], known: set[str], prefix: str) -> 
         if name not in known and value is not None:
             raise ConfigError(
                 f"{prefix}{name} is {value!r}; this field is not known, so it may change the"
-                " maths; pass its name in ignore= if it does not"
+                " maths; if it does not, take it out of the config, or pass its name to"
+                " KimiConfig.from_dict as ignore="
             )
 
 

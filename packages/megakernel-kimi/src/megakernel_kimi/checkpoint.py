@@ -16,7 +16,7 @@ from kda_mla_kernels.checkpoint import Checkpoint
 from kda_mla_kernels.quant import mxfp4
 
 from megakernel_kimi.config import KimiConfig
-from megakernel_kimi.tensors import PREFIX, global_tensors, layer_tensors, tensors
+from megakernel_kimi.tensors import PREFIX, TensorSpec, global_tensors, layer_tensors, tensors
 
 __all__ = ["check_tensors", "experts_prefix", "read_experts", "read_layer", "read_tensors"]
 
@@ -35,7 +35,15 @@ def check_tensors(checkpoint: Checkpoint, config: KimiConfig) -> None:
     Raises:
         CheckpointError: names the first problems and counts the rest.
     """
-    specs = dict(tensors(config))
+    dense = global_tensors(config)
+    for layer in range(config.num_hidden_layers):
+        dense |= layer_tensors(config, layer)
+    _require(checkpoint, dense)
+    # Routers have shown a wrong number of experts before so many names are listed.
+    _require(checkpoint, dict(tensors(config)))
+
+
+def _require(checkpoint: Checkpoint, specs: Mapping[str, TensorSpec]) -> None:
     for kind, dtype in _NUMPY.items():
         shapes = {name: spec.shape for name, spec in specs.items() if spec.dtype == kind}
         checkpoint.require(shapes, [dtype])

@@ -119,6 +119,11 @@ class KimiConfig:
                 f"gate_lower_bound is {self.gate_lower_bound}; it must be below 0, since it bounds"
                 " the logarithm of a decay"
             )
+        if self.conv_kernel_size < 2:
+            raise ConfigError(
+                f"conv_kernel_size is {self.conv_kernel_size}; it must be at least 2: a"
+                " convolution of one tap remembers nothing"
+            )
         layers = self.num_hidden_layers
         if list(self.mla_layers) != sorted(set(self.mla_layers) & set(range(layers))):
             raise ConfigError(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
@@ -32,6 +32,7 @@ from tokenizers import Tokenizer
 from tpu_collectives import Topology, TopologyError
 
 from megakernel_kimi.chat import KimiChatFormat
+from megakernel_kimi.checkpoint import check_tensors
 from megakernel_kimi.config import KimiConfig
 from megakernel_kimi.container import (
     VARIABLE,
@@ -121,9 +122,13 @@ def load(
     opened = open_source(checkpoint, revision, progress=progress)
     config = KimiConfig.from_dict(opened.config)
     ranks = choose_devices(devices)
+    if expert_form is not None and expert_form not in get_args(ExpertForm):
+        raise ConfigError(f"expert_form {expert_form!r} must be one of {get_args(ExpertForm)}")
     choices = Choices(backend, numerics, expert_tp, expert_form)
     if converted is not None:
         choices = converted.decide(config, len(ranks), choices)
+    elif isinstance(opened, Checkpoint):
+        check_tensors(opened, config)  # before anything is planned for sizes that it does not have
     layout = KimiLayout.of(config, len(ranks), lanes=_lanes(ranks), expert_tp=choices.expert_tp)
     options = LoadOptions.of(
         ranks[0].platform,

@@ -37,7 +37,7 @@ from megakernel_qwen.kernel.step import planned_stream
 from megakernel_qwen.layout import QwenLayout, legal_ranks
 from megakernel_qwen.tensors import expected_tensors, text_prefix
 from megakernel_qwen.tokenizer import load_tokenizer
-from megakernel_qwen.weights import load_weights
+from megakernel_qwen.weights import check_tensors, load_weights
 from megakernel_qwen.xla.caches import cache_shapes
 from megakernel_qwen.xla.mixers import Rank
 from megakernel_qwen.xla.programs import Programs
@@ -88,6 +88,7 @@ def load(
     """
     opened = open_checkpoint(checkpoint, revision, progress=progress)
     config = QwenConfig.from_json(opened.config)
+    check_tensors(opened, config)  # before anything is planned for sizes that it does not have
     ranks = choose_devices(devices)
     platform = ranks[0].platform
     layout = QwenLayout(config, len(ranks))

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from kda_mla_kernels.backend import Share, ShareReader, Track, place, untracked
 from kda_mla_kernels.checkpoint import Checkpoint
 
+from megakernel_qwen.config import QwenConfig
 from megakernel_qwen.layout import QwenLayout
 from megakernel_qwen.tensors import HEAD, expected_tensors, layer_prefix, text_prefix
 
@@ -218,14 +219,24 @@ class RankReader(ShareReader):
         return self._gain(self.prefix + "norm.weight")
 
 
+def check_tensors(checkpoint: Checkpoint, config: QwenConfig) -> str:
+    """Checks every tensor of the model, and returns what their names begin with.
+
+    Raises:
+        CheckpointError: a tensor is missing or has the wrong shape or type.
+    """
+    prefix = text_prefix(frozenset(checkpoint.names()))
+    checkpoint.require(expected_tensors(config, prefix), STORED_DTYPES)
+    return prefix
+
+
 def rank_readers(checkpoint: Checkpoint, layout: QwenLayout, dtype: np.dtype) -> list[RankReader]:
     """A reader for every rank, after a check of every tensor of the model.
 
     Raises:
         CheckpointError: a tensor is missing or has the wrong shape or type.
     """
-    prefix = text_prefix(frozenset(checkpoint.names()))
-    checkpoint.require(expected_tensors(layout.config, prefix), STORED_DTYPES)
+    prefix = check_tensors(checkpoint, layout.config)
     return [RankReader(checkpoint, dtype, layout, prefix, r) for r in range(layout.ranks)]
 
 

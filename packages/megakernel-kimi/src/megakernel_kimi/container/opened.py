@@ -103,8 +103,17 @@ class Converted:
         """What is asked for, completed by what the weights are.
 
         Raises:
+            CheckpointError: their manifest does not say what they are.
             ConfigError: they are of another model, for other ranks, or of another form.
         """
+        try:
+            own = Choices("megakernel", self.numerics, self.expert_tp, self.expert_form)
+            int(self.spec.mesh["lanes"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"the manifest of the weights in {self.place} is damaged ({error!r}); convert the"
+                " checkpoint again"
+            ) from None
         if self.spec.config_hash != config_hash(config):
             self._refuse("are those of a model with another configuration", "convert this one")
         if self.spec.num_ranks != ranks:
@@ -117,7 +126,6 @@ class Converted:
                 "are in the form of the kernel, which backend xla does not read",
                 "take backend megakernel, or the checkpoint",
             )
-        own = Choices("megakernel", self.numerics, self.expert_tp, self.expert_form)
         for name in ("numerics", "expert_tp", "expert_form"):
             wanted, found = getattr(asked, name), getattr(own, name)
             if wanted not in (None, "auto", found):

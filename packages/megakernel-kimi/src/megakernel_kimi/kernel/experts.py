@@ -54,7 +54,7 @@ def mixture_of_experts(refs: Refs, index: Any, pos: Any) -> Any:
     if early is not None:
         early = plan.sum_shared.advance(early)
     own = plan.experts(scratch.experts, refs.weights.experts, index, round_(latent))
-    routed, shared = _sums(refs, own, early, index)
+    routed, shared = _summed(refs, own, early, index)
     around.normed[...] = _normed(refs, routed, vectors[:, bias_columns(model.layout) :])
     _next_loads(refs, index)
     # All its slots at once: as compiled, a loop over pairs of them takes half as long again.
@@ -72,7 +72,7 @@ def _start_shared(refs: Refs, index: Any) -> Underway | None:
     return plan.sum_shared.start(scratch.sum_shared, None, scratch.partial[...], index)
 
 
-def _sums(
+def _summed(
     refs: Refs, routed: jax.Array, early: Underway | None, index: Any
 ) -> tuple[jax.Array, jax.Array]:
     """Routed experts of all ranks, and this lane's columns of shared ones."""

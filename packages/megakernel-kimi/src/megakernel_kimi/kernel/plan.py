@@ -53,7 +53,7 @@ class SublayerTable:
     """
 
     kind: Any
-    """:data:`KDA`, :data:`MLA`, :data:`DENSE` or :data:`MOE`"""
+    """:data:`KDA`, :data:`MLA`, :data:`DENSE`, :data:`MOE`, or :data:`HEAD` at the end"""
     index: Any
     """among the sublayers of its kind"""
     sums: Any
@@ -163,7 +163,7 @@ class KernelModel:
                 SublayerTable(
                     kind=KDA if mixer == "kda" else MLA,
                     index=config.attention_index(layer),
-                    sums=_sums(rows),
+                    sums=_sums_before(rows),
                     blocks=config.blocks_before_attention(layer),
                     closes=int(config.starts_block(layer)),
                     feature=self.feature_layers.index(layer) if known else none,
@@ -175,20 +175,20 @@ class KernelModel:
                 SublayerTable(
                     kind=DENSE if dense else MOE,
                     index=of_kind.index(layer),
-                    sums=_sums(rows),
+                    sums=_sums_before(rows),
                     blocks=config.blocks_before_mlp(layer),
                     closes=0,
                     feature=none,
                 )
             ]
         # What the head reads.
-        rows += [SublayerTable(HEAD, 0, _sums(rows), config.num_blocks, 0, none)]
+        rows += [SublayerTable(HEAD, 0, _sums_before(rows), config.num_blocks, 0, none)]
         return np.array([list(vars(row).values()) for row in rows], np.int32).T
 
 
-def _sums(before: list[SublayerTable]) -> int:
+def _sums_before(rows: list[SublayerTable]) -> int:
     """The embedding's sum, and those of the sublayers that leave partial results."""
-    return 1 + sum(row.kind != MOE for row in before)
+    return 1 + sum(row.kind != MOE for row in rows)
 
 
 def _tail_rows(taps: int) -> int:
@@ -272,8 +272,9 @@ class StepPlan(backend.StepPlan):
     @cached_property
     def sum_experts(self) -> ExpertSums:
         """The sum of routed experts and, unless they go apart, of the shared ones."""
-        latent = self.model.layout.config.routed_expert_hidden_size
-        return self._sums(latent, 0 if self.shared_apart else self.model.layout.hidden_columns)
+        layout = self.model.layout
+        shared = 0 if self.shared_apart else layout.hidden_columns
+        return self._expert_sums(layout.config.routed_expert_hidden_size, shared)
 
     @property
     def shared_apart(self) -> bool:
@@ -283,7 +284,7 @@ class StepPlan(backend.StepPlan):
     @cached_property
     def sum_shared(self) -> ExpertSums:
         """The sum of shared experts alone."""
-        return self._sums(0, self.model.layout.hidden_columns)
+        return self._expert_sums(0, self.model.layout.hidden_columns)
 
     @cached_property
     def gather_low(self) -> LaneGather:
@@ -323,12 +324,13 @@ class StepPlan(backend.StepPlan):
 
     @property
     def _pace(self) -> tuple[int, int]:
-        """Routes of several rows that are worked on together, and how many more load meanwhile."""
+        """Routes of several rows that are worked on together, and how many more load meanwhile:
+        what VMEM has room for (``docs/kimi-layout.md``)."""
         if self.block.rows <= FEW_ROWS:
             return 4, 8
         return (4, 4) if self.model.form == "mxfp4" else (2, 2)
 
-    def _sums(self, routed: int, shared: int) -> ExpertSums:
+    def _expert_sums(self, routed: int, shared: int) -> ExpertSums:
         return ExpertSums(self.model.topology, self.block, routed, shared, self.model.held)
 
     def _feed_forward(self, channels: int, group: int = 2) -> FeedForward:

@@ -42,14 +42,14 @@ class ExpertSums:
         block: rows of a step.
         routed: columns of routed experts' sums; 0 if they travel elsewhere.
         shared: columns of the shared experts' sums on one lane; 0 likewise.
-        dtype: of the wire.
+        wire_dtype: what travels.
     """
 
     topology: Topology
     block: Block
     routed: int
     shared: int
-    dtype: Any
+    wire_dtype: Any
 
     @cached_property
     def _host(self) -> AllToAll:
@@ -61,7 +61,7 @@ class ExpertSums:
 
     def _exchange(self, within: Any) -> AllToAll:
         width = self.routed + self.shared
-        return AllToAll(self.topology, self.block.rows, width, self.dtype, within, RANKS)
+        return AllToAll(self.topology, self.block.rows, width, self.wire_dtype, within, RANKS)
 
     def scratch(self) -> tuple[Any, Any]:
         """Buffers and semaphores."""
@@ -94,7 +94,7 @@ class ExpertSums:
         return total[:, : self.routed], total[:, self.routed :]
 
     def _sent(self, part: jax.Array | None) -> jax.Array | None:
-        return None if part is None else part[: self.block.rows].astype(self.dtype)
+        return None if part is None else part[: self.block.rows].astype(self.wire_dtype)
 
     def _parts(self, shared: jax.Array | None) -> list[jax.Array | None]:
         """[rows, shared] of each lane, the last padded."""
@@ -111,4 +111,4 @@ class ExpertSums:
         total = terms[0].astype(jnp.float32)
         for term in range(1, exchange.members):
             total = total + terms[term].astype(jnp.float32)
-        return total.astype(self.dtype)
+        return total.astype(self.wire_dtype)

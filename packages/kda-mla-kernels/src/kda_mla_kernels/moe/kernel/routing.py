@@ -114,7 +114,7 @@ def _better(others: jax.Array, number: int, column: jax.Array, place: int) -> ja
 
 
 def running_counts(marks: jax.Array) -> jax.Array:
-    """Inclusive sums along each row of 0 and 1: f32 [P, E] -> f32 [P, E], exact."""
+    """Inclusive sums along each row of whole numbers up to 256: f32 [P, E] -> f32 [P, E], exact."""
     width = min(LANES, marks.shape[1])
     inner = lax.broadcasted_iota(jnp.int32, (width, width), 0)
     upper = (inner <= lax.broadcasted_iota(jnp.int32, (width, width), 1)).astype(jnp.float32)
@@ -258,7 +258,7 @@ def _picked_by(entries: int, starts: jax.Array, ends: jax.Array, known: jax.Arra
 
 
 def _in_bf16(values: jax.Array, parts: int) -> list[jax.Array]:
-    """f32 parts that bf16 holds and whose sum is the value; 3 are enough for any."""
+    """f32 parts that bf16 holds; the sum of 3 is the value, if it is 0 or from 2^-102 to 2^127."""
     found = []
     for _ in range(parts):
         part = values.astype(jnp.bfloat16).astype(jnp.float32)

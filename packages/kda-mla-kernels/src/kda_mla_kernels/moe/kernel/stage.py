@@ -6,7 +6,8 @@ computed together with the down of the chunk before, so that products need not w
 A row's sum adds its experts in ascending order from parts that no other row enters, so its bits are
 its own.
 
-Letters: P padded rows, C latent width, E experts of the model, k experts per row, N entries.
+Letters: P padded rows, C latent width, E experts of the model, k experts per row, N entries; B, d
+and N' as in :mod:`~kda_mla_kernels.moe.kernel.packing`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from kda_mla_kernels.moe.kernel.routing import (
     top_k_by_digits,
     top_k_by_rank,
 )
+from kda_mla_kernels.moe.kernel.scalars import ScalarTable
 from kda_mla_kernels.moe.kernel.scaled_dot import block_diagonal, decode_scales, scaled_products
 from kda_mla_kernels.moe.kernel.shape import ExpertImages, ExpertShape
 from kda_mla_kernels.moe.router import RouterRule
@@ -39,7 +41,6 @@ from kda_mla_kernels.numerics import Numerics
 
 __all__ = ["RoutedExperts", "RoutedExpertsScratch"]
 
-LANES = 128
 EXPERT, SLOT_OF, HELD_OF, EXPERTS = range(4)
 """Rows of the list of experts: those that have routes, the slots of each (of gate and up, and of
 what is held for longer), and how many they are."""
@@ -47,7 +48,9 @@ ROW, SLOT, HELD, SEEN = range(4)
 """Rows of the list of entries: an entry's row, its expert's slots, and how many experts it and the
 entries before it have."""
 LIST_ROWS = 8
+"""Of both lists: whole sublanes."""
 ROWS_AT_ONCE = 8
+"""Rows whose experts are chosen together: their candidates stay in registers."""
 TOGETHER = (4, 8)
 """Entries of a single row that are waited for together, for gate and up and for down: more would
 come later, and fewer leave the schedule less to fill waits with."""
@@ -55,46 +58,14 @@ come later, and fewer leave the schedule less to fill waits with."""
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class RoutesList:
-    """Numbers that are found as vectors and read one by one."""
-
-    vectors: Any
-    """VMEM"""
-    numbers: Any
-    """SMEM"""
-    sem: Any
-
-    @classmethod
-    def of(cls, rows: int, columns: int, dtype: Any) -> RoutesList:
-        """An entry of ``scratch_shapes``."""
-        shape = (rows, -(-columns // LANES) * LANES)
-        return cls(pltpu.VMEM(shape, dtype), pltpu.SMEM(shape, dtype), pltpu.SemaphoreType.DMA)
-
-    def write(self, rows: dict[int, jax.Array]) -> None:
-        """Writes f32 [1, N] each; :meth:`ready` must follow."""
-        for row, values in rows.items():
-            self.vectors[row : row + 1, : values.shape[1]] = values.astype(self.vectors.dtype)
-        self._copy.start()
-
-    def ready(self) -> None:
-        """Waits until the numbers can be read."""
-        self._copy.wait()
-
-    @property
-    def _copy(self) -> Any:
-        return pltpu.make_async_copy(self.vectors, self.numbers, self.sem)
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
 class RoutedExpertsScratch:
     """What the stage keeps while a layer lasts."""
 
-    experts: RoutesList
+    experts: ScalarTable
     """i32 [8, N]"""
-    entries: RoutesList
+    entries: ScalarTable
     """i32 [8, N]"""
-    weights: RoutesList
+    weights: ScalarTable
     """f32 [1, N], of the entries"""
     images: ExpertImages
     """u8 [slots, ...] of gate and up, [held slots, ...] of the others"""
@@ -190,9 +161,9 @@ class RoutedExperts:
         sizes = vars(shape.image_shapes())
         slots = {n: self.slots if n == "gate_up" else self.held_slots for n in sizes}
         return RoutedExpertsScratch(
-            experts=RoutesList.of(LIST_ROWS, self.entries, jnp.int32),
-            entries=RoutesList.of(LIST_ROWS, self.entries, jnp.int32),
-            weights=RoutesList.of(1, self.entries, jnp.float32),
+            experts=ScalarTable.of(LIST_ROWS, self.entries, jnp.int32),
+            entries=ScalarTable.of(LIST_ROWS, self.entries, jnp.int32),
+            weights=ScalarTable.of(1, self.entries, jnp.float32),
             images=ExpertImages(
                 **{n: pltpu.VMEM((slots[n], *size), jnp.uint8) for n, size in sizes.items()}
             ),
@@ -230,8 +201,11 @@ class RoutedExperts:
             biased = (scores + bias)[: self.block.rows]
             chosen = self.block.pad(self._chosen(biased))
             weights = chosen_weights(scores, chosen, self.rule)
-            listing = self._list_one_row if self.distinct else self._list
-            listing(scratch, _Layer(images, layer), chosen, weights, first)
+            here = _Layer(images, layer)
+            if self.distinct:
+                self._list_one_row(scratch, here, chosen[:1], weights[:1])
+            else:
+                self._list(scratch, here, chosen, weights, first)
         return weights
 
     def __call__(
@@ -286,10 +260,9 @@ class RoutedExperts:
             self._down(scratch, self.entries - self.chunk + place, place)
 
     def _chosen(self, biased: jax.Array) -> jax.Array:
-        """f32 [M, E] of 0 and 1."""
+        """f32 [rows, E] of 0 and 1."""
         if self.block.rows == 1:
             return top_k_by_rank(biased, self.rule.top_k)
-        # A few rows at a time, whose candidates stay in registers.
         parts = [
             top_k_by_digits(biased[at : at + ROWS_AT_ONCE], self.rule.top_k)
             for at in range(0, self.block.rows, ROWS_AT_ONCE)
@@ -302,10 +275,9 @@ class RoutedExperts:
         layer: _Layer,
         chosen: jax.Array,
         weights: jax.Array,
-        first: Any,
     ) -> None:
         """Starts all loads and writes the entries' weights; the rest follows from the place."""
-        experts, shares = entries_of_one_row(chosen[:1], weights[:1], self.entries)
+        experts, shares = entries_of_one_row(chosen, weights, self.entries)
         scratch.experts.write({EXPERT: experts})
         scratch.weights.write({0: shares})
         scratch.experts.ready()

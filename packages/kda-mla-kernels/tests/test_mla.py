@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from kda_mla_kernels import mla
 from kda_mla_kernels.numerics import BF16, F32
+from tpu_collectives.testing import quick_options
 
 HEADS, KEY, SHARED, LATENT, VALUE = 3, 8, 4, 16, 6
 SHAPE = mla.MlaShape(KEY, SHARED, LATENT)
@@ -80,10 +81,7 @@ FORMS = {
 def program(form, numerics):
     return jax.jit(
         lambda *args: FORMS[form](*args, numerics=numerics),
-        compiler_options={
-            "xla_allow_excess_precision": False,
-            "xla_backend_optimization_level": 0,
-        },
+        compiler_options=quick_options(same_bits=True) | {"xla_allow_excess_precision": False},
     )
 
 

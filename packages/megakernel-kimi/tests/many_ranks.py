@@ -7,7 +7,7 @@ tokens that is verified, of the step after its commit, and of the reference for 
 import sys
 from pathlib import Path
 
-from tpu_collectives.testing import virtual_devices
+from tpu_collectives.testing import quick_options, virtual_devices
 
 TOKENS = [5, 99, 0, 301]
 ROW, CONTEXT = 1, 128
@@ -20,17 +20,15 @@ def main(folder: Path, ranks: int) -> None:
     import numpy as np
     from kda_mla_kernels.checkpoint import open_checkpoint
     from kda_mla_kernels.numerics import F32
+    from kda_mla_kernels.testing import recompiled
     from megakernel_kimi import package, reference
     from megakernel_kimi.checkpoint import read_tensors
     from megakernel_kimi.config import KimiConfig
-    from megakernel_kimi.kernel.programs import KernelPrograms
 
-    # Programs are compiled in a hurry: each runs once.
-    options = {**KernelPrograms.compiler_options, "xla_backend_optimization_level": 0}
-    KernelPrograms.compiler_options = options
-    model = package.load(
+    loaded = package.load(
         folder, backend="megakernel", devices=jax.devices(), max_rows=4, max_context=CONTEXT
     )
+    model = recompiled(loaded, quick_options(same_bits=True))  # each program runs once
     *block, last = TOKENS
     verified = model.verify(model.init_state(), [ROW], [block], [0])
     state = model.commit(verified.state, [len(block)])

@@ -11,12 +11,13 @@ import pytest
 from kda_mla_kernels import kda, mla, moe
 from kda_mla_kernels.numerics import BF16, F32
 from megakernel_kimi import reference
+from tpu_collectives.testing import quick_options
 
 MAX_LOGIT_ERROR, MEAN_LOGIT_ERROR = 1e-3, 3e-5
 
 # Programs are compiled in a hurry: each runs a few times. Without the second option XLA
 # would keep intermediates in f32.
-FAST = {"xla_backend_optimization_level": 0, "xla_allow_excess_precision": False}
+FAST = quick_options(same_bits=True) | {"xla_allow_excess_precision": False}
 
 
 def compiled(config, numerics=F32):

@@ -20,6 +20,7 @@ import pytest
 from kda_mla_kernels import gqa, kda, mla, moe, norm, residual
 from kda_mla_kernels.numerics import F32
 from megakernel_kimi import reference
+from tpu_collectives.testing import quick_options
 
 MAX_LOGIT_ERROR, MEAN_LOGIT_ERROR, ROUTER_ERROR = 1e-3, 3e-5, 1e-5
 
@@ -326,7 +327,7 @@ def test_blocks_of_another_size_are_caught(golden, tiny_config, tiny_tensors):
     longer = replace(tiny_config, attn_res_block_size=tiny_config.attn_res_block_size + 1)
     forward = jax.jit(
         lambda tensors, tokens: reference.forward(longer, F32, tensors, tokens)[0],
-        compiler_options={"xla_backend_optimization_level": 0},
+        compiler_options=quick_options(same_bits=True),
     )
     logits = forward(tiny_tensors, golden["len70/input_ids"])
     assert_costs(np.abs(np.asarray(logits) - golden["len70/fp32/logits"]), 1.495)

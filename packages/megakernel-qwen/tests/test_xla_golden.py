@@ -92,9 +92,8 @@ def test_a_mistake_in_the_chunk_form_is_caught(monkeypatch, load_tiny, golden):
         return right(jnp.zeros_like(state), inputs, valid, chunk)
 
     monkeypatch.setattr(gdn, "chunked_delta_rule", wrong)
-    model = load_tiny(
-        1, rough=True, max_rows=2
-    )  # a model of its own: programs are traced on first use
+    # A model of its own: programs are traced on first use.
+    model = load_tiny(1, rough=True, max_rows=2)
     state, tokens = model.init_state(), golden["len70/input_ids"]
     for first, last in ((0, 35), (35, 70)):
         out = model.prefill(state, 0, tokens[first:last], first, all_logits=True)

@@ -16,7 +16,13 @@ from kda_mla_kernels.checkpoint import Checkpoint
 from kda_mla_kernels.quant import mxfp4
 
 from megakernel_kimi.config import KimiConfig
-from megakernel_kimi.tensors import PREFIX, TensorSpec, global_tensors, layer_tensors, tensors
+from megakernel_kimi.tensors import (
+    PREFIX,
+    TensorSpec,
+    expert_tensors,
+    global_tensors,
+    layer_tensors,
+)
 
 __all__ = ["check_tensors", "experts_prefix", "read_experts", "read_layer", "read_tensors"]
 
@@ -40,7 +46,8 @@ def check_tensors(checkpoint: Checkpoint, config: KimiConfig) -> None:
         dense |= layer_tensors(config, layer)
     _require(checkpoint, dense)
     # Routers have shown a wrong number of experts before so many names are listed.
-    _require(checkpoint, dict(tensors(config)))
+    experts = ((layer, e) for layer in config.moe_layers for e in range(config.num_experts))
+    _require(checkpoint, {n: s for at in experts for n, s in expert_tensors(config, *at).items()})
 
 
 def _require(checkpoint: Checkpoint, specs: Mapping[str, TensorSpec]) -> None:

@@ -191,7 +191,7 @@ def sorted_entries(demand: Demand, chosen: jax.Array, weights: jax.Array, entrie
 
     Args:
         chosen: f32 [P, E] of 0 and 1, at most ``entries`` of 1.
-        weights: f32 [P, E], 0 where not chosen.
+        weights: f32 [P, E], read where chosen.
         entries: N.
     """
     rows = len(chosen)
@@ -241,7 +241,7 @@ def _picked_by(entries: int, starts: jax.Array, ends: jax.Array, known: jax.Arra
     Returns:
         f32 [K, entries].
     """
-    parts = _in_bf16(known, 3)
+    parts = _in_bf16(known)
     missing = -len(parts) * len(known) % SUBLANES
     empty = [jnp.zeros((missing, known.shape[1]), jnp.float32)] if missing else []
     left = jnp.concatenate([*parts, *empty], axis=0)
@@ -257,10 +257,10 @@ def _picked_by(entries: int, starts: jax.Array, ends: jax.Array, known: jax.Arra
     return jnp.concatenate(found, axis=1)
 
 
-def _in_bf16(values: jax.Array, parts: int) -> list[jax.Array]:
-    """f32 parts that bf16 holds; the sum of 3 is the value, if it is 0 or from 2^-102 to 2^127."""
+def _in_bf16(values: jax.Array) -> list[jax.Array]:
+    """Three f32 parts that bf16 holds; their sum is a value that is 0 or from 2^-102 to 2^127."""
     found = []
-    for _ in range(parts):
+    for _ in range(3):
         part = values.astype(jnp.bfloat16).astype(jnp.float32)
         found.append(part)
         values = values - part

@@ -298,7 +298,7 @@ class RoutedExperts:
         if held < chosen.shape[1]:
             column = lax.broadcasted_iota(jnp.int32, chosen.shape, 1)
             mine = (column >= first) & (column < first + held)
-            chosen, weights = (jnp.where(mine, x, 0.0) for x in (chosen, weights))
+            chosen = jnp.where(mine, chosen, 0.0)
         demand = Demand.of(chosen)
         experts = demand.listed(self.entries) - jnp.asarray(first, jnp.float32)
         place = lax.broadcasted_iota(jnp.int32, (1, self.entries), 1).astype(jnp.float32)

@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", choices=FAMILIES, default="qwen-27b")
     parser.add_argument("--experts", choices=["mxfp4", "fp8"], default="mxfp4", help="container")
+    parser.add_argument("--holders", type=int, default=1, help="ranks that share cached positions")
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 16], help="decode steps")
     parser.add_argument("--verify", type=int, nargs="*", default=[8], help="tokens to verify")
     parser.add_argument("--position", type=int, default=2048, help="keys that each row attends to")
@@ -74,6 +75,7 @@ def _cases(chosen: argparse.Namespace, config: dict[str, Any]) -> list[Case]:
             config,
             chosen.model,
             chosen.experts,
+            chosen.holders,
         )
 
     decode = [case(rows, 1, 1) for rows in chosen.rows]

@@ -75,28 +75,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--model", choices=FAMILIES, default="kimi-k3")
     parser.add_argument("--experts", choices=["mxfp4", "fp8"], default="mxfp4", help="container")
+    parser.add_argument("--holders", type=int, default=1, help="ranks that share cached positions")
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS)
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     chosen = parser.parse_args(arguments)
     console = Console(highlight=False)
-    console.print(_table(chosen.model, chosen.experts, chosen.contexts, chosen.rows))
+    console.print(_table(chosen))
     return 0
 
 
-def _table(name: str, form: Any, contexts: Sequence[int], rows: Sequence[int]) -> Table:
-    def held(row_count: int, context: int) -> Held:
-        topology = FAMILIES[name].topology
-        return held_bytes(Case(row_count, 1, 0, 1, context, topology, {}, name, form))
+def _table(chosen: argparse.Namespace) -> Table:
+    name, rows = chosen.model, chosen.rows
 
-    first = held(rows[0], contexts[0])
+    def held(row_count: int, context: int) -> Held:
+        sizes = row_count, 1, 0, 1, context, FAMILIES[name].topology
+        return held_bytes(Case(*sizes, {}, name, chosen.experts, chosen.holders))
+
+    first = held(rows[0], chosen.contexts[0])
     table = Table(
-        title=f"{name}, {form}: GiB of one rank, planned; weights {_gibi(first.weights)}, state"
-        f" {first.state / rows[0] / 2**20:.1f} MiB a row; (over) 96 GiB do not hold it"
+        title=f"{name}, {chosen.experts}: GiB of one rank, planned; weights"
+        f" {_gibi(first.weights)}, state {first.state / rows[0] / 2**20:.1f} MiB a row;"
+        " (over) 96 GiB do not hold it"
     )
     table.add_column("context", justify="right")
     for count in rows:
         table.add_column(f"{count} rows" if count > 1 else "1 row", justify="right")
-    for context in contexts:
+    for context in chosen.contexts:
         cells = [held(count, context) for count in rows]
         table.add_row(
             f"{context:,}", *(_gibi(x.all) + ("" if x.fits else " (over)") for x in cells)

@@ -29,6 +29,7 @@ class Case:
         config: as ``config.json``; empty for the family's published model.
         family: name of the family's published model.
         form: container of routed experts, if there are any.
+        holders: ranks among which the cached positions of a row are dealt out, if they can be.
     """
 
     sequences: int
@@ -40,6 +41,7 @@ class Case:
     config: dict[str, Any]
     family: str = "qwen-27b"
     form: ExpertForm = "mxfp4"
+    holders: int = 1
 
     @property
     def title(self) -> str:

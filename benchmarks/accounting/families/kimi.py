@@ -81,6 +81,7 @@ class Kimi:
             context=case.context,
             feature_layers=FEATURE_LAYERS if case.tokens > 1 else (),
             form=case.form,
+            holders=case.holders,
         )
 
     def stream(self, model: backend.AbstractModel, block: Block) -> StreamPlan:
@@ -101,7 +102,7 @@ class Kimi:
         shared = _shared(model)
         plan = StepPlan(shared, Block(case.sequences, case.tokens))
         where = Where(np.arange(case.sequences), case.positions)
-        scalars = Scalars(np.zeros(plan.block.rows, np.int32), where, shared.table)
+        scalars = Scalars(np.zeros(plan.block.rows, np.int32), where, where, shared.table)
         scratch = names_of(step_scratch(plan))
         before = scalars, model.weight_shapes, model.programs.cache_shapes(), plan.output_shapes()
         first = len(jax.tree.leaves(before))

@@ -4,15 +4,13 @@ from megakernel_kimi.kernel.abstract import AbstractModel
 from megakernel_kimi.presets import kimi_k3
 from tpu_collectives import Topology
 
-CONTEXT = 32768
+CONTEXT, LONG = 32768, 1 << 20
 FEATURE_LAYERS = (24, 48, 72)
 
 
-def model(topology, rows, feature_layers=()):
+def model(topology, rows, context=CONTEXT, **options):
     ordered = Topology.from_devices(topology.devices)
-    return AbstractModel.of(
-        kimi_k3(), ordered, rows=rows, context=CONTEXT, feature_layers=feature_layers
-    )
+    return AbstractModel.of(kimi_k3(), ordered, rows=rows, context=context, **options)
 
 
 def parts(program):
@@ -36,4 +34,12 @@ def decode_16_rows(topology):
 
 
 def verify_8_tokens(topology):
-    return parts(model(topology, 8, FEATURE_LAYERS).verify(8))
+    return parts(model(topology, 8, feature_layers=FEATURE_LAYERS).verify(8))
+
+
+def decode_8_rows_of_a_million_on_8_holders(topology):
+    return parts(model(topology, 8, LONG, holders=8).decode())
+
+
+def verify_8_tokens_of_a_million_on_32_holders(topology):
+    return parts(model(topology, 8, LONG, feature_layers=FEATURE_LAYERS, holders=32).verify(8))

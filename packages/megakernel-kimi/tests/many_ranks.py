@@ -1,7 +1,8 @@
 """A checkpoint in the decode kernel on many ranks and in the reference.
 
-``python many_ranks.py FOLDER RANKS`` writes ``results.npz`` into the folder: logits of a block of
-tokens that is verified, of the step after its commit, and of the reference for all of them.
+``python many_ranks.py FOLDER RANKS HOLDERS`` writes ``results.npz`` into the folder: logits of a
+block of tokens that is verified, of the step after its commit, and of the reference for all of
+them.
 """
 
 import sys
@@ -13,7 +14,7 @@ TOKENS = [5, 99, 0, 301]
 ROW, CONTEXT = 1, 128
 
 
-def main(folder: Path, ranks: int) -> None:
+def main(folder: Path, ranks: int, holders: int) -> None:
     virtual_devices(ranks)
     # Only now: the devices are counted on the first use of jax.
     import jax
@@ -26,7 +27,12 @@ def main(folder: Path, ranks: int) -> None:
     from megakernel_kimi.config import KimiConfig
 
     loaded = package.load(
-        folder, backend="megakernel", devices=jax.devices(), max_rows=4, max_context=CONTEXT
+        folder,
+        backend="megakernel",
+        devices=jax.devices(),
+        max_rows=4,
+        max_context=CONTEXT,
+        holders=holders,
     )
     model = recompiled(loaded, quick_options(same_bits=True))  # each program runs once
     *block, last = TOKENS
@@ -45,4 +51,4 @@ def main(folder: Path, ranks: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from kda_mla_kernels.errors import ConfigError
+from megakernel_kimi.holders import cheapest_holders, layer_us
 from megakernel_kimi.layout import KimiLayout, default_lanes, legal_ranks
 from megakernel_kimi.presets import kimi_k3
 from megakernel_kimi.segments import segments
@@ -105,3 +106,37 @@ def test_a_rank_of_32_holds_its_part_of_the_published_model():
     assert packed == 92 * 896 * 17_547_264 // 32
     rest = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves if leaf.dtype != np.uint8)
     assert rest < 5.4e9
+
+
+@pytest.mark.parametrize("holders", [0, 2, 16, 64])
+def test_an_illegal_number_of_holders_is_refused_with_the_legal_ones(holders):
+    match = f"held by 1, the 8 ranks of a host or all 32, not by {holders}$"
+    with pytest.raises(ConfigError, match=match):
+        KimiLayout.of(K3, 32, holders=holders)
+
+
+@pytest.mark.parametrize("holders", [8, 32])
+def test_holders_have_slots_for_all_positions_and_attend_with_their_heads(holders):
+    layout = KimiLayout.of(K3, 32, holders=holders)
+    assert layout.attending_heads == 3 * holders
+    assert sorted(rank for group in layout.holding_groups for rank in group) == list(range(32))
+    for slots in (1, 4096, 32768, 100_000):
+        held = layout.held_slots(slots)
+        assert held % (128 if held < 1024 else 1024) == 0
+        assert slots <= held * holders < slots + (128 if held < 1024 else 1024) * holders
+
+
+def test_long_contexts_are_dealt_out_where_that_is_cheaper():
+    """As the compiled kernel is predicted: 8 holders from 16 K positions in use on, 32 from some
+    130 K."""
+    found = [cheapest_holders(K3, 32, 8, 1, 2 * used) for used in (2048, 8192, 16384, 65536, 2**18)]
+    assert found == [1, 1, 8, 8, 32]
+    assert cheapest_holders(K3, 32, 8, 8, 8192) == 8  # each row is swept over alone
+    assert cheapest_holders(K3, 1, 1, 8, 2**20) == 1
+
+
+def test_the_model_of_the_choice_is_that_of_what_was_compiled():
+    """Microseconds of an MLA layer at one row and 32,000 positions beyond those at 4,000."""
+    for holders, predicted in ((1, 16.3), (8, 1.96)):
+        ours = [layer_us(K3, 32, 8, holders, 1, positions) for positions in (4000, 32000)]
+        assert ours[1] - ours[0] == pytest.approx(predicted, rel=0.05)

@@ -9,6 +9,8 @@ routed experts                             ``expert_tp`` neighbours share an exp
                                            the groups of such neighbours share the experts
 router, latent down and up, q_a and kv_a   columns over the lanes of a host, the same on every host,
                                            so that gathering them never leaves it
+cached latents                             the same on every rank, or positions over the ``holders``
+                                           of a row, each of which attends with all their heads
 =========================================  ======================================================
 
 Padding happens here and is zero: it changes no result.
@@ -18,8 +20,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kda_mla_kernels.attention.split import Split
 from kda_mla_kernels.backend import Share
 from kda_mla_kernels.errors import ConfigError
+from kda_mla_kernels.mla.kernel import LONGEST_TILE
 from kda_mla_kernels.quant.mxfp4 import GROUP
 
 from megakernel_kimi.config import KimiConfig
@@ -28,6 +32,8 @@ __all__ = ["LANES", "KimiLayout", "default_lanes", "legal_ranks", "widest_expert
 
 LANES = 8
 """Ranks of a host, unless the devices say otherwise."""
+POSITIONS = 128
+"""Consecutive positions that a rank holds where the positions of a row are dealt out."""
 
 
 def _divides_heads(config: KimiConfig, ranks: int) -> bool:
@@ -81,6 +87,9 @@ class KimiLayout:
     """ranks of a host"""
     expert_tp: int
     """ranks that share one expert"""
+    holders: int = 1
+    """ranks among which the cached positions of a row are dealt out: 1, the lanes of a host, or all
+    ranks"""
 
     @classmethod
     def of(
@@ -90,6 +99,7 @@ class KimiLayout:
         *,
         lanes: int | None = None,
         expert_tp: int | None = None,
+        holders: int = 1,
     ) -> KimiLayout:
         """With defaults for what is None: hosts of at most 8, the widest ``expert_tp``."""
         counts = legal_ranks(config)
@@ -103,7 +113,8 @@ class KimiLayout:
         if expert_tp is None:
             expert_tp = widest_expert_tp(config, ranks)
             assert expert_tp is not None, "a legal rank count can hold the experts"
-        return cls(config, ranks, default_lanes(ranks) if lanes is None else lanes, expert_tp)
+        lanes = default_lanes(ranks) if lanes is None else lanes
+        return cls(config, ranks, lanes, expert_tp, holders)
 
     def __post_init__(self) -> None:
         if self.lanes < 1 or self.ranks % self.lanes:
@@ -118,6 +129,11 @@ class KimiLayout:
                 f"expert_tp {self.expert_tp} does not fit {self.ranks} ranks and experts of"
                 f" {self.config.moe_intermediate_size} channels; use one of"
                 f" {', '.join(map(str, legal))}"
+            )
+        if self.holders not in (1, self.lanes, self.ranks):
+            raise ConfigError(
+                f"the positions of a row can be held by 1, the {self.lanes} ranks of a host or all"
+                f" {self.ranks}, not by {self.holders}"
             )
 
     # Sizes of a rank, padding included.
@@ -201,6 +217,23 @@ class KimiLayout:
         """Widths of an MLA input projection's parts: q_a, kv_a, gate."""
         return (self.query_columns, self.row_columns, self.value_width)
 
+    @property
+    def attending_heads(self) -> int:
+        """MLA heads that attend on a rank: those of all that hold positions of the same row."""
+        return self.mla_heads * self.holders
+
+    @property
+    def split(self) -> Split | None:
+        """How positions are dealt out; None where every rank holds all."""
+        return None if self.holders == 1 else Split(POSITIONS, self.holders)
+
+    def held_slots(self, slots: int) -> int:
+        """Slots of a rank's latent caches, where a row has so many: whole blocks, and whole tiles
+        of the longest size, if there is more than one."""
+        if self.split is not None:
+            slots = _share_size(slots, self.split.stride) * self.split.block
+        return slots if slots <= LONGEST_TILE else _share_size(slots, LONGEST_TILE) * LONGEST_TILE
+
     # Which members a rank has.
 
     def kda_heads_of(self, rank: int) -> Share:
@@ -233,6 +266,12 @@ class KimiLayout:
     @property
     def hosts(self) -> list[list[int]]:
         """The ranks of every host, for collectives that stay inside."""
-        return [
-            list(range(first, first + self.lanes)) for first in range(0, self.ranks, self.lanes)
-        ]
+        return self._groups(self.lanes)
+
+    @property
+    def holding_groups(self) -> list[list[int]]:
+        """Ranks that hold the positions of a row together."""
+        return self._groups(self.holders)
+
+    def _groups(self, size: int) -> list[list[int]]:
+        return [list(range(first, first + size)) for first in range(0, self.ranks, size)]

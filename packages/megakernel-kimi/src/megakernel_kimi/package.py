@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -44,6 +44,7 @@ from megakernel_kimi.container import (
     open_source,
 )
 from megakernel_kimi.container.opened import Choices
+from megakernel_kimi.holders import cheapest_holders
 from megakernel_kimi.kernel.loading import load_kernel_weights
 from megakernel_kimi.kernel.plan import KernelModel, StepPlan
 from megakernel_kimi.kernel.programs import KernelPrograms
@@ -98,6 +99,7 @@ def load(
     weights: str | Path = "auto",
     expert_tp: int | None = None,
     expert_form: ExpertForm | None = None,
+    holders: int | None = None,
 ) -> BackendModel:
     """Loads a checkpoint of the family; arguments and errors as in the model protocol.
 
@@ -112,6 +114,10 @@ def load(
         expert_tp: ranks that share one routed expert; default: as many as can.
         expert_form: what the kernel holds gate and up of routed experts as: ``mxfp4``, as they are
             stored (default), or lossless block FP8, ``fp8``, twice the bytes.
+        holders: ranks among which the cached positions of a row are dealt out: 1, so that every
+            rank holds them all, the ranks of a host, or all ranks. Long contexts take less memory
+            and time if they are dealt out, short ones more time. Default: by cost, if all rows
+            have filled half of ``max_context``. Results may differ in the last bits.
 
     Raises:
         CheckpointError, ConfigError: also where converted weights are damaged, or were converted
@@ -139,6 +145,7 @@ def load(
         max_context=max_context,
         feature_layers=feature_layers,
     )
+    layout = _holding(layout, options, holders)
     make = partial(_kernel_model, layout, options, choices.expert_form or "mxfp4")
     kernel = chosen_kernel(choices.backend, ranks, make)
     held = held_dtype(options.numerics, ranks[0].platform) if kernel is None else kernel.held
@@ -204,6 +211,14 @@ class _Source:
             "slots": options.slots,
             "feature_layers": options.feature_layers,
         }
+
+
+def _holding(layout: KimiLayout, options: LoadOptions, holders: int | None) -> KimiLayout:
+    """With so many holders of a row's positions, or with the cheapest."""
+    if holders is None:
+        sizes = layout.ranks, layout.lanes, options.max_rows, options.max_context
+        holders = cheapest_holders(layout.config, *sizes)
+    return replace(layout, holders=holders)
 
 
 def _kernel_model(

@@ -20,12 +20,13 @@ write_mini = runpy.run_path(str(TESTS / "mini_checkpoint.py"))["write"]
 
 @pytest.mark.cpu32
 @pytest.mark.timeout(SECONDS + 60)
-def test_32_ranks_compute_what_the_reference_does(tmp_path):
+@pytest.mark.parametrize("holders", [1, 8, 32])
+def test_32_ranks_compute_what_the_reference_does(tmp_path, holders):
     folder = tmp_path / "mini"
     heads = {"num_attention_heads": RANKS, "num_key_value_heads": RANKS, "kda_heads": RANKS}
     write_mini(folder, experts=16, moe_intermediate_size=32 * RANKS, **heads)
     subprocess.run(
-        [sys.executable, str(TESTS / "many_ranks.py"), str(folder), str(RANKS)],
+        [sys.executable, str(TESTS / "many_ranks.py"), str(folder), str(RANKS), str(holders)],
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
         timeout=SECONDS,
         check=True,

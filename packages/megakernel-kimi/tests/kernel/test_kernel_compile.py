@@ -21,6 +21,8 @@ from vmem_pool.aot import report
 PROGRAMS = Path(__file__).parent.parent / "kernel_programs.py"
 SLICE = "tpu7x:2x2x4"
 CONTEXT = 32768
+SLOTS = "32768", "131072"
+"""Of a rank for 32 K positions, and for its share of a million."""
 MIB = 1 << 20
 
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
@@ -44,6 +46,8 @@ CASES = (
     Case("decode_8_rows", 8, slow=True),
     Case("decode_16_rows", 16, slow=True),
     Case("verify_8_tokens", 1, tokens=8, kernels=1, slow=True),
+    Case("decode_8_rows_of_a_million_on_8_holders", 8, slow=True),
+    Case("verify_8_tokens_of_a_million_on_32_holders", 1, tokens=8, kernels=1, slow=True),
 )
 
 
@@ -80,7 +84,9 @@ def test_weights_and_state_stay_in_hbm_and_nothing_is_copied(compiled):
     _, found = compiled
     for kernel in found.kernels:
         assert kernel.operands
-        large = [place for place in kernel.operands if "u8[" in place or f"{CONTEXT}" in place]
+        large = [
+            place for place in kernel.operands if "u8[" in place or any(map(place.count, SLOTS))
+        ]
         assert large
         assert all(place.startswith("hbm") for place in large)
     assert found.memory["temp_size_in_bytes"] < 32 * MIB

@@ -17,15 +17,20 @@ def step_and_commit(model, dma):
     return [np.asarray(out.logits), *map(np.asarray, jax.tree.leaves(moved.caches))]
 
 
-@pytest.mark.parametrize("ranks", [2, 8])
-def test_no_race(load_kernel, ranks):
-    assert np.isfinite(step_and_commit(load_kernel(ranks, max_rows=2), "on_wait")[0]).all()
+# Whether positions are dealt out to ranks or not, all other exchanges are the same.
+@pytest.mark.parametrize(
+    ("ranks", "holders"),
+    [(2, 1), (8, 8), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(2, 2), (8, 1)])],
+)
+def test_no_race(load_kernel, ranks, holders):
+    model = load_kernel(ranks, max_rows=2, holders=holders)
+    assert np.isfinite(step_and_commit(model, "on_wait")[0]).all()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 8])
-def test_the_same_values_however_late_copies_happen(load_kernel, ranks):
-    model = load_kernel(ranks, max_rows=2)
+@pytest.mark.parametrize(("ranks", "holders"), [(2, 2), (8, 1)])
+def test_the_same_values_however_late_copies_happen(load_kernel, ranks, holders):
+    model = load_kernel(ranks, max_rows=2, holders=holders)
     late, early = (step_and_commit(model, dma) for dma in ("on_wait", "eager"))
     for ours, other in zip(late, early):
         np.testing.assert_array_equal(ours, other)

@@ -70,6 +70,16 @@ class Split:
         """Positions as kernels of a rank take them: arrays outside a kernel, maybe negative."""
         return Where(at.rows, at.positions - rank * self.block)
 
+    def position(self, slot: Any) -> Any:
+        """Position of a slot, outside a kernel."""
+        return slot // self.block * self.stride + slot % self.block
+
+    def slot(self, position: Any) -> Any:
+        """Slot of a position outside a kernel, -1 where another rank holds it."""
+        inside = position % self.stride
+        held = (position >= 0) & (inside < self.block)
+        return jnp.where(held, position // self.stride * self.block + inside, -1)
+
     def run(self, position: Any, tokens: int) -> Run:
         """The rank's tokens among those from ``position`` on; at most 128, so one run."""
         period, inside = self._halves(position)

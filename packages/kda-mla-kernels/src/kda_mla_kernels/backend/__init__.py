@@ -28,7 +28,7 @@ from kda_mla_kernels.backend.memory import (
 from kda_mla_kernels.backend.model import BackendModel, BackendState
 from kda_mla_kernels.backend.options import MAX_CHUNK, LoadOptions, cache_slots, choose_devices
 from kda_mla_kernels.backend.placing import Track, held_dtype, place, progress_bar, untracked
-from kda_mla_kernels.backend.positions import write_positions
+from kda_mla_kernels.backend.positions import HeldPositions, write_positions
 from kda_mla_kernels.backend.programs import Fed, Passed, Programs
 from kda_mla_kernels.backend.ranks import RANKS, SPLIT, WHOLE, sum_over_ranks
 from kda_mla_kernels.backend.reading import ShareReader
@@ -52,6 +52,7 @@ __all__ = [
     "DeltaCaches",
     "DeltaRecords",
     "Fed",
+    "HeldPositions",
     "KernelPrograms",
     "LoadOptions",
     "Memory",

@@ -37,7 +37,7 @@ class Checks:
         if state.caches.delta.is_deleted():
             raise ValueError("this state was consumed by an earlier call; use what that returned")
         programs = self.programs
-        expected = (programs.mesh.size, programs.rows, programs.slots)
+        expected = (programs.mesh.size, programs.rows, self._slots)
         ranks, _, rows = state.caches.delta.shape[:3]
         found = (ranks, rows, state.caches.slots)
         if found != expected:
@@ -45,9 +45,14 @@ class Checks:
                 f"this state has ranks, rows and slots {found}; the model has {expected}"
             )
 
+    @property
+    def _slots(self) -> int:
+        """Of one rank."""
+        return self.programs.held_slots(self.programs.slots)
+
     def snapshot(self, state: Any, snap: Any) -> None:
         caches = state.caches
-        fits = type(snap) is type(caches) and snap.slots <= self.programs.slots
+        fits = type(snap) is type(caches) and snap.slots <= self._slots
         if fits:
             axes = jax.tree.leaves(caches.position_axes())
             pairs = zip(jax.tree.leaves(snap), jax.tree.leaves(caches), axes, strict=True)

@@ -57,7 +57,7 @@ class DeltaCaches:
 
     @property
     def slots(self) -> int:
-        """Positions that a row has room for, of one rank's caches and of all ranks' alike."""
+        """Positions of a row that a rank has room for."""
         raise NotImplementedError
 
     def position_axes(self: Self) -> Self:

@@ -47,14 +47,17 @@ class AbstractModel(backend.AbstractModel):
         feature_layers: tuple[int, ...] = (),
         form: ExpertForm = "mxfp4",
         expert_tp: int | None = None,
+        holders: int = 1,
     ) -> AbstractModel:
         """Args as in ``load``; every device of the topology is a rank.
 
         Raises:
-            ConfigError: the ranks do not fit the model, or ``expert_tp`` not both.
+            ConfigError: the ranks do not fit the model, or ``expert_tp`` or ``holders`` not both.
         """
         lanes = topology.ranks // topology.hosts
-        layout = KimiLayout.of(config, topology.ranks, lanes=lanes, expert_tp=expert_tp)
+        layout = KimiLayout.of(
+            config, topology.ranks, lanes=lanes, expert_tp=expert_tp, holders=holders
+        )
         slots = cache_slots(context)
         model = KernelModel(layout, numerics, topology, slots, feature_layers, form)
         programs = KernelPrograms(

@@ -54,7 +54,7 @@ def call_step(
         kernel,
         name=f"kimi_step_s{block.sequences}_t{block.tokens}",
         out_shape=StepOutputs(**plan.output_shapes()),
-        in_specs=[Scalars(SMEM, Where(SMEM, SMEM), SMEM), _weight_specs(), _memory_specs()],
+        in_specs=[_scalar_specs(), _weight_specs(), _memory_specs()],
         out_specs=StepOutputs(VMEM, VMEM, candidate_specs(plan), VMEM, HBM, HBM),
         scratch_shapes=[cast(Any, step_scratch(plan))],
         compiler_params=step_params(plan, interpret),
@@ -74,6 +74,7 @@ def call_commit(
 
     Args:
         memory: this rank's, donated.
+        where: positions counted from the first that this rank holds.
         accepted: i32 [S].
     """
 
@@ -92,6 +93,10 @@ def call_commit(
         compiler_params=commit_params(interpret),
         interpret=interpret,
     )
+
+
+def _scalar_specs() -> Scalars:
+    return Scalars(SMEM, Where(SMEM, SMEM), Where(SMEM, SMEM), SMEM)
 
 
 def _memory_specs() -> Memory:

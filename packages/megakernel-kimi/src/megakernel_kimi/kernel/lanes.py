@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from kda_mla_kernels.backend.ranks import RANKS
 from kda_mla_kernels.block import Block
-from tpu_collectives import AllGather, Topology
+from tpu_collectives import AllGather, GroupBy, Topology
 from vmem_pool.tiling import LANES
 
 __all__ = ["LaneGather"]
@@ -22,25 +22,28 @@ __all__ = ["LaneGather"]
 
 @dataclass(frozen=True)
 class LaneGather:
-    """Gathers a block of columns of each rank of a host; several parts may share a message.
+    """Gathers a block of columns of each rank of a host, unless told otherwise; several parts may
+    share a message.
 
     Attributes:
         topology: the ranks.
         block: rows of a step.
         parts: columns that a rank has of each part.
         dtype: what travels; nothing is rounded but to it.
+        within: as of ``AllGather``.
     """
 
     topology: Topology
     block: Block
     parts: tuple[int, ...]
     dtype: Any
+    within: tuple[GroupBy, ...] = ("host",)
 
     @cached_property
     def _gather(self) -> AllGather:
         width = -(-sum(self.parts) // LANES) * LANES
         rows = self.block.rows
-        return AllGather(self.topology, rows, width, self.dtype, within=("host",), axis=RANKS)
+        return AllGather(self.topology, rows, width, self.dtype, within=self.within, axis=RANKS)
 
     def scratch(self) -> Any:
         """Buffers and semaphores."""

@@ -80,10 +80,11 @@ def _beta(refs: Refs, index: Any) -> jax.Array:
 
 def latent_attention(refs: Refs, index: Any, pos: Any) -> Any:
     """MLA layer ``index``; then the next one's loads start. Returns where the stream stands."""
-    plan, scratch, where = refs.plan, refs.scratch, refs.scalars.where
+    plan, scratch, where = refs.plan, refs.scratch, refs.scalars.held_where
     reader = refs.stream.segment("mla", pos)
     inputs = _mla_inputs(refs, reader, index)
-    mixed = plan.mla(scratch.mla, refs.memory.mla, inputs, where, index, refs.out.mla)
+    found = plan.mla(scratch.mla, refs.memory.mla, inputs, where, index, refs.out.mla)
+    mixed = _of_own_heads(refs, found, index)
 
     @pl.when(index + 1 < len(plan.model.layout.config.mla_layers))
     def _() -> None:
@@ -110,13 +111,34 @@ def _mla_inputs(refs: Refs, reader: SegmentReader, index: Any) -> MlaInputs:
     for head, part in enumerate(own):
         mixers.mla_own[head] = part
         _product(refs, reader, key_up(head), mixers.mla_own.at[head], mixers.mla_latent.at[head])
+    q_latent, q_shared = _of_attending_heads(
+        refs, [mixers.mla_latent[head] for head in range(len(own))], shared, index
+    )
     latent = _normed(refs, rows[:, : config.kv_lora_rank], gains[:, config.q_lora_rank :])
     return MlaInputs(
-        q_latent=jnp.stack([mixers.mla_latent[head] for head in range(len(own))], axis=1),
-        q_shared=jnp.stack(shared, axis=1),
+        q_latent=q_latent,
+        q_shared=q_shared,
         latent=latent,
         shared=numerics.round(rows[:, config.kv_lora_rank :]),
     )
+
+
+def _of_attending_heads(
+    refs: Refs, latent: list[jax.Array], shared: list[jax.Array], index: Any
+) -> tuple[jax.Array, jax.Array]:
+    """[P, heads, C] and [P, heads, D] queries of the heads that attend on this rank."""
+    shares = refs.plan.shares
+    if shares is None:
+        return jnp.stack(latent, axis=1), jnp.stack(shared, axis=1)
+    return shares.gather(refs.scratch.shares, latent, shared, index)
+
+
+def _of_own_heads(refs: Refs, found: jax.Array, index: Any) -> list[jax.Array]:
+    """[P, C] mixed latents of each head of this rank."""
+    shares = refs.plan.shares
+    if shares is None:
+        return [found[:, head] for head in range(refs.plan.model.layout.mla_heads)]
+    return shares.merge(refs.scratch.shares, found, index)
 
 
 def _split_queries(refs: Refs) -> tuple[list[jax.Array], list[jax.Array]]:
@@ -127,15 +149,15 @@ def _split_queries(refs: Refs) -> tuple[list[jax.Array], list[jax.Array]]:
     return [head[:, :width] for head in heads], [head[:, width:] for head in heads]
 
 
-def _gated_values(refs: Refs, reader: SegmentReader, mixed: jax.Array) -> jax.Array:
-    """[P, H·V] values of the mixed latents [P, H, C], gated."""
-    mixers, heads = refs.scratch.mixers, refs.plan.model.layout.mla_heads
-    for head in range(heads):
-        mixers.mla_latent[head] = mixed[:, head]
+def _gated_values(refs: Refs, reader: SegmentReader, mixed: list[jax.Array]) -> jax.Array:
+    """[P, H·V] values of the mixed latents [P, C] of each head, gated."""
+    mixers = refs.scratch.mixers
+    for head, part in enumerate(mixed):
+        mixers.mla_latent[head] = part
         _product(
             refs, reader, value_up(head), mixers.mla_latent.at[head], mixers.mla_value.at[head]
         )
-    out = jnp.concatenate([mixers.mla_value[head] for head in range(heads)], axis=1)
+    out = jnp.concatenate([mixers.mla_value[head] for head in range(len(mixed))], axis=1)
     return output_gate(out, mixers.mla_gate[...], refs.plan.model.numerics)
 
 

@@ -20,10 +20,11 @@ from kda_mla_kernels.moe import RouterRule
 from kda_mla_kernels.moe.kernel import ExpertForm, ExpertShape, RoutedExperts
 from kda_mla_kernels.numerics import Numerics
 from kda_mla_kernels.residual.kernel import Residual
-from tpu_collectives import Topology
+from tpu_collectives import GroupBy, Topology
 from vmem_pool.stream import StreamPlan
 
 from megakernel_kimi.kernel.lanes import LaneGather
+from megakernel_kimi.kernel.shares import PositionShares
 from megakernel_kimi.kernel.stream import head_columns, stream_plan
 from megakernel_kimi.kernel.sums import ExpertSums
 from megakernel_kimi.layout import KimiLayout
@@ -74,7 +75,7 @@ class KernelModel:
         layout: the model's share of one rank.
         numerics: the policy; weights, caches and the wire have its activation dtype.
         topology: the ranks.
-        slots: L, cache slots of a row.
+        slots: positions that a row has room for.
         feature_layers: layers whose entering prefix is kept.
         form: container of the experts, ``mxfp4`` or ``fp8``.
 
@@ -133,6 +134,11 @@ class KernelModel:
         """Widths of latent attention."""
         config = self.layout.config
         return MlaShape(config.qk_nope_head_dim, config.qk_rope_head_dim, config.kv_lora_rank)
+
+    @property
+    def held_slots(self) -> int:
+        """L, slots of a row in this rank's latent caches."""
+        return self.layout.held_slots(self.slots)
 
     @cached_property
     def expert_shape(self) -> ExpertShape:
@@ -226,13 +232,24 @@ class StepPlan(backend.StepPlan):
         model = self.model
         return LatentAttention(
             model.mla_shape,
-            model.layout.mla_heads,
+            model.layout.attending_heads,
             self.block,
             model.numerics,
             model.held,
-            model.slots,
-            default_tile(model.mla_shape, model.held, model.slots),
+            model.held_slots,
+            default_tile(model.mla_shape, model.held, model.held_slots),
+            model.layout.split,
         )
+
+    @cached_property
+    def shares(self) -> PositionShares | None:
+        """The exchanges around it; None where every rank holds all positions."""
+        model, layout = self.model, self.model.layout
+        if layout.split is None:
+            return None
+        within: GroupBy = "host" if layout.holders == layout.lanes else "all"
+        sizes = self.block, model.mla_shape, layout.mla_heads, within
+        return PositionShares(model.topology, *sizes, model.numerics)
 
     @cached_property
     def dense(self) -> FeedForward:
@@ -267,7 +284,9 @@ class StepPlan(backend.StepPlan):
 
     @cached_property
     def latents(self) -> LatentCommit:
-        return LatentCommit(self.model.mla_shape, self.block, self.model.held, self.model.slots)
+        model = self.model
+        split = model.layout.split
+        return LatentCommit(model.mla_shape, self.block, model.held, model.held_slots, split)
 
     @cached_property
     def sum_experts(self) -> ExpertSums:

@@ -56,15 +56,21 @@ class KernelPrograms(backend.KernelPrograms, Programs):
         self, plan: StepPlan, weights: KernelWeights, caches: Caches, tokens: Any, where: Where
     ) -> StepOutputs:
         """See the base class."""
-        scalars = Scalars(tokens, where, jnp.asarray(self.model.table))
+        table = jnp.asarray(self.model.table)
+        scalars = Scalars(tokens, where, self._held_where(where), table)
         return call_step(plan, weights, _memory(caches), scalars, self.interpret)
 
     def run_commit(
         self, plan: StepPlan, caches: Caches, records: KernelRecords, where: Where, accepted: Any
     ) -> Caches:
         """See the base class."""
-        moved = call_commit(plan, _memory(caches), records, where, accepted, self.interpret)
+        held = self._held_where(where)
+        moved = call_commit(plan, _memory(caches), records, held, accepted, self.interpret)
         return Caches(moved.kda.tail, moved.kda.delta, moved.mla.latent, moved.mla.shared)
+
+    def _held_where(self, where: Where) -> Where:
+        """Positions counted from the first that this rank holds."""
+        return Where(where.rows, self.rank.held_positions.counted(where.positions))
 
 
 def _memory(caches: Caches) -> Memory:

@@ -49,6 +49,8 @@ class Scalars:
     tokens: Any
     """i32 [M]"""
     where: Where
+    held_where: Where
+    """the same with positions counted from the first that this rank holds"""
     table: Any
     """i32 [fields of SublayerTable, sublayers]"""
 
@@ -179,6 +181,8 @@ class StepScratch:
     gather_low: Any
     gather_latent: Any
     gather_hidden: Any
+    shares: Any
+    """None where every rank holds all positions"""
     arg_max: Any
     vectors: VectorScratch
     mixers: MixerScratch
@@ -254,6 +258,7 @@ def _work(plan: StepPlan) -> StepScratch:
         gather_low=plan.gather_low.scratch(),
         gather_latent=plan.gather_latent.scratch(),
         gather_hidden=plan.gather_hidden.scratch(),
+        shares=None if plan.shares is None else plan.shares.scratch(),
         arg_max=plan.arg_max.scratch(),
         vectors=_vectors(plan),
         mixers=_mixers(plan),

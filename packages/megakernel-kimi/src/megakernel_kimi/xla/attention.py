@@ -15,6 +15,7 @@ from kda_mla_kernels import kda, mla, norm
 from kda_mla_kernels.backend import Batch, Carry, Memory, Slot, Window, write_positions
 from kda_mla_kernels.gqa import KEY_BLOCK
 
+from megakernel_kimi.layout import KimiLayout
 from megakernel_kimi.weights import KdaWeights, MlaWeights
 from megakernel_kimi.xla.caches import Caches
 from megakernel_kimi.xla.rank import Rank, split_columns
@@ -75,6 +76,14 @@ def _fetch(caches: Caches, slot: Slot, rows: jax.Array, block: int) -> mla.Fetch
     return fetch
 
 
+def _share(layout: KimiLayout, caches: Caches) -> mla.Share:
+    """How a rank's cache is read: its positions counted from the first that it holds."""
+    split = layout.split
+    block = min(KEY_BLOCK, caches.slots) if split is None else split.block
+    stride = block if split is None else split.stride
+    return mla.Share(block, caches.slots // block, stride=stride)
+
+
 def latent_attention(
     rank: Rank, weights: MlaWeights, x: jax.Array, batch: Batch, carry: Carry, slot: Slot
 ) -> tuple[jax.Array, Carry]:
@@ -94,23 +103,23 @@ def latent_attention(
     latent, shared = jnp.split(row, [config.kv_lora_rank], axis=-1)
     latent = norm.stepwise_rms_norm(latent, weights.row_norm, eps, numerics)
 
-    caches, records = carry
+    (caches, records), held = carry, rank.held_positions
     caches = replace(
         caches,
-        latents=write_positions(caches.latents, slot, batch, batch.grid(latent), -2),
-        shared=write_positions(caches.shared, slot, batch, batch.grid(shared), -1),
+        latents=write_positions(caches.latents, slot, batch, batch.grid(latent), -2, held),
+        shared=write_positions(caches.shared, slot, batch, batch.grid(shared), -1, held),
     )
-    block = min(KEY_BLOCK, caches.slots)
+    share = _share(layout, caches)
     up = mla.UpProjection(weights.key_up, weights.value_up)
     shape = mla.MlaShape(config.qk_nope_head_dim, config.qk_rope_head_dim, config.kv_lora_rank)
     part = mla.attend_blocked(
-        mla.absorb(batch.queries(q), up, numerics),
-        _fetch(caches, slot, batch.query_rows, block),
-        mla.Share(block, caches.slots // block),
-        batch.queries(batch.flat(batch.positions)),
+        rank.gather_heads(mla.absorb(batch.queries(q), up, numerics)),
+        _fetch(caches, slot, batch.query_rows, share.block),
+        share,
+        held.counted(batch.queries(batch.flat(batch.positions))),
         shape,
         numerics,
     )
-    out = batch.answers(mla.finish(part, up, numerics))
+    out = batch.answers(mla.finish(rank.merge_positions(part), up, numerics))
     gated = mla.output_gate(out, gate.reshape(out.shape), numerics)
     return numerics.dot(gated.reshape(-1, layout.value_width), weights.out_proj), (caches, records)

@@ -1,6 +1,6 @@
 """What sequences leave behind, per rank.
 
-Letters: R rows, L context slots, W convolution taps, H KDA heads, K their dim, C latent width, S
+Letters: R rows, L slots of a rank, W convolution taps, H KDA heads, K their dim, C latent width, S
 shared key dims; Nk KDA layers, Nm MLA layers.
 """
 
@@ -27,7 +27,7 @@ class Caches(DeltaCaches):
     """
 
     latents: Any
-    """[Nm, R, L, C] normed latents, the same on every rank"""
+    """[Nm, R, L, C] normed latents, the same on every rank that holds the same positions"""
     shared: Any
     """[Nm, R, S, L] key dims that heads share, as columns: rows of 64 would be padded to 128"""
 
@@ -42,8 +42,12 @@ class Caches(DeltaCaches):
 
 
 def cache_shapes(layout: KimiLayout, rows: int, slots: int, held: jnp.dtype) -> Caches:
-    """Shapes and dtypes of one rank's caches, as a pytree of ``jax.ShapeDtypeStruct``."""
-    config = layout.config
+    """Shapes and dtypes of one rank's caches, as a pytree of ``jax.ShapeDtypeStruct``.
+
+    Args:
+        slots: of a row, on all ranks together.
+    """
+    config, slots = layout.config, layout.held_slots(slots)
     linear, latent = len(config.kda_layers), len(config.mla_layers)
     dim, width = config.kda_head_dim, 3 * layout.kda_width
     # A tail has its W-1 inputs, then padding to a power of two, which tiles add anyway.

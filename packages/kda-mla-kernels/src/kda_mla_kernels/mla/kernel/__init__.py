@@ -7,10 +7,17 @@ Both work on all positions or on a rank's share of them.
 from kda_mla_kernels.attention.split import Split
 from kda_mla_kernels.mla.kernel.commit import LatentCommit, commit_latents
 from kda_mla_kernels.mla.kernel.partial import PARTIAL_LANES, merge_packed, unpack
-from kda_mla_kernels.mla.kernel.shape import MlaInputs, MlaMemory, default_tile, record_width
+from kda_mla_kernels.mla.kernel.shape import (
+    LONGEST_TILE,
+    MlaInputs,
+    MlaMemory,
+    default_tile,
+    record_width,
+)
 from kda_mla_kernels.mla.kernel.stage import LatentAttention
 
 __all__ = [
+    "LONGEST_TILE",
     "PARTIAL_LANES",
     "LatentAttention",
     "LatentCommit",

@@ -17,7 +17,7 @@ from kda_mla_kernels.attention.cache import CacheShape
 from kda_mla_kernels.attention.tiles import longest_tile
 from kda_mla_kernels.mla.reference import MlaShape
 
-__all__ = ["MlaInputs", "MlaMemory", "cache_shape", "default_tile", "record_width"]
+__all__ = ["LONGEST_TILE", "MlaInputs", "MlaMemory", "cache_shape", "default_tile", "record_width"]
 
 LONGEST_TILE = 1024
 """Slots: twice as many take 10 % less time each, but short contexts pay for a whole tile."""

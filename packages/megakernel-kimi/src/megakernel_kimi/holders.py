@@ -1,0 +1,50 @@
+"""How many ranks the cached positions of a row are dealt out to, by cost.
+
+If each rank holds all positions, its few heads sweep over all of them, and the sweep takes as long
+as if they were many: the matrix unit is filled with latents, not with queries. If the positions are
+dealt out to G ranks, each sweeps over one G-th with the heads of all, at the price of two more
+exchanges a layer.
+"""
+
+from __future__ import annotations
+
+from kda_mla_kernels.mla.kernel import PARTIAL_LANES
+from tpu_collectives.cost import Phase, schedule_us
+
+from megakernel_kimi.config import KimiConfig
+
+__all__ = ["cheapest_holders", "layer_us"]
+
+VALUES_PER_US = 1e6
+"""Cached values of a row that a layer's sweep passes in a microsecond: as compiled at 512 + 64
+values a position, 0.58 ns for each, in which HBM delivers twice as many
+(``docs/kimi-layout.md``)."""
+QUERY_BYTES, RESULT_BYTES = 2, 4
+
+
+def layer_us(
+    config: KimiConfig, ranks: int, lanes: int, holders: int, rows: int, positions: int
+) -> float:
+    """What an MLA layer takes that depends on the choice, as a model in microseconds.
+
+    Args:
+        lanes: ranks of a host.
+        holders: 1, ``lanes`` or ``ranks``.
+        rows: rows of a step. positions: those of each row.
+    """
+    sweep = rows * positions * config.mla_cache_width / VALUES_PER_US / holders
+    if holders == 1:
+        return sweep
+    heads = rows * config.num_attention_heads // ranks
+    queries = heads * config.mla_cache_width * QUERY_BYTES
+    results = heads * (config.kv_lora_rank + PARTIAL_LANES) * RESULT_BYTES
+    phases = [Phase(min(holders, lanes) - 1, queries)] if lanes > 1 else []
+    if holders > lanes:
+        phases.append(Phase(ranks // lanes - 1, queries * lanes))
+    return sweep + schedule_us([*phases, Phase(holders - 1, results)])
+
+
+def cheapest_holders(config: KimiConfig, ranks: int, lanes: int, rows: int, context: int) -> int:
+    """1, ``lanes`` or ``ranks``: the cheapest if all rows have filled half of their context."""
+    choices = sorted({1, lanes, ranks})
+    return min(choices, key=lambda n: layer_us(config, ranks, lanes, n, rows, context // 2))

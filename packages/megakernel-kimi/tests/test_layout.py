@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from kda_mla_kernels.errors import ConfigError
-from megakernel_kimi.holders import cheapest_holders, layer_us
+from megakernel_kimi.holders import holders_by_cost, layer_us
 from megakernel_kimi.layout import KimiLayout, default_lanes, legal_ranks
 from megakernel_kimi.presets import kimi_k3
 from megakernel_kimi.segments import segments
@@ -129,10 +129,10 @@ def test_holders_have_slots_for_all_positions_and_attend_with_their_heads(holder
 def test_long_contexts_are_dealt_out_where_that_is_cheaper():
     """As the compiled kernel is predicted: 8 holders from 16 K positions in use on, 32 from some
     130 K."""
-    found = [cheapest_holders(K3, 32, 8, 1, 2 * used) for used in (2048, 8192, 16384, 65536, 2**18)]
-    assert found == [1, 1, 8, 8, 32]
-    assert cheapest_holders(K3, 32, 8, 8, 8192) == 8  # each row is swept over alone
-    assert cheapest_holders(K3, 1, 1, 8, 2**20) == 1
+    used = (2048, 8192, 16384, 65536, 2**18)
+    assert [holders_by_cost(K3, 32, 8, 1, 2 * n)[0] for n in used] == [1, 1, 8, 8, 32]
+    assert holders_by_cost(K3, 32, 8, 8, 8192) == [8, 1, 32]  # each row is swept over alone
+    assert holders_by_cost(K3, 1, 1, 8, 2**20) == [1]
 
 
 def test_the_model_of_the_choice_is_that_of_what_was_compiled():

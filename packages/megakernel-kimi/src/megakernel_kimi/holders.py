@@ -13,7 +13,7 @@ from tpu_collectives.cost import Phase, schedule_us
 
 from megakernel_kimi.config import KimiConfig
 
-__all__ = ["cheapest_holders", "layer_us"]
+__all__ = ["holders_by_cost", "layer_us"]
 
 VALUES_PER_US = 1e6
 """Cached values of a row that a layer's sweep passes in a microsecond: as compiled at 512 + 64
@@ -44,7 +44,10 @@ def layer_us(
     return sweep + schedule_us([*phases, Phase(holders - 1, results)])
 
 
-def cheapest_holders(config: KimiConfig, ranks: int, lanes: int, rows: int, context: int) -> int:
-    """1, ``lanes`` or ``ranks``: the cheapest if all rows have filled half of their context."""
+def holders_by_cost(
+    config: KimiConfig, ranks: int, lanes: int, rows: int, context: int
+) -> list[int]:
+    """1, ``lanes`` and ``ranks``, the cheapest first, if all rows have filled half of their
+    context."""
     choices = sorted({1, lanes, ranks})
-    return min(choices, key=lambda n: layer_us(config, ranks, lanes, n, rows, context // 2))
+    return sorted(choices, key=lambda n: layer_us(config, ranks, lanes, n, rows, context // 2))

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from kda_mla_kernels.backend import (
-    CANDIDATES,
     RANKS,
     BackendModel,
     LoadOptions,
@@ -23,7 +22,6 @@ from kda_mla_kernels.backend import (
     interpreter_for,
     progress_bar,
 )
-from kda_mla_kernels.block import Block
 from kda_mla_kernels.checkpoint import Checkpoint
 from kda_mla_kernels.errors import CheckpointError, ConfigError
 from kda_mla_kernels.model import GenerationDefaults
@@ -44,11 +42,11 @@ from megakernel_kimi.container import (
     open_source,
 )
 from megakernel_kimi.container.opened import Choices
-from megakernel_kimi.holders import cheapest_holders
+from megakernel_kimi.holders import holders_by_cost
+from megakernel_kimi.kernel.fitting import fitting_model
 from megakernel_kimi.kernel.loading import load_kernel_weights
-from megakernel_kimi.kernel.plan import KernelModel, StepPlan
+from megakernel_kimi.kernel.plan import KernelModel
 from megakernel_kimi.kernel.programs import KernelPrograms
-from megakernel_kimi.kernel.refs import planned_stream
 from megakernel_kimi.layout import KimiLayout, legal_ranks
 from megakernel_kimi.loading import load_weights
 from megakernel_kimi.tensors import count_parameters
@@ -116,8 +114,9 @@ def load(
             stored (default), or lossless block FP8, ``fp8``, twice the bytes.
         holders: ranks among which the cached positions of a row are dealt out: 1, so that every
             rank holds them all, the ranks of a host, or all ranks. Long contexts take less memory
-            and time if they are dealt out, short ones more time. Default: by cost, if all rows
-            have filled half of ``max_context``. Results may differ in the last bits.
+            and time if they are dealt out, short ones more time. Default: the cheapest that the
+            kernel's VMEM has room for, if all rows have filled half of ``max_context``. Results may
+            differ in the last bits.
 
     Raises:
         CheckpointError, ConfigError: also where converted weights are damaged, or were converted
@@ -145,9 +144,10 @@ def load(
         max_context=max_context,
         feature_layers=feature_layers,
     )
-    layout = _holding(layout, options, holders)
-    make = partial(_kernel_model, layout, options, choices.expert_form or "mxfp4")
+    layouts = _with_holders(layout, options, holders)
+    make = partial(fitting_model, layouts, options, choices.expert_form or "mxfp4")
     kernel = chosen_kernel(choices.backend, ranks, make)
+    layout = layouts[0] if kernel is None else kernel.layout
     held = held_dtype(options.numerics, ranks[0].platform) if kernel is None else kernel.held
     shapes = cache_shapes(layout, options.max_rows, options.slots, held)
     options.check_memory(shapes, ranks)
@@ -213,26 +213,13 @@ class _Source:
         }
 
 
-def _holding(layout: KimiLayout, options: LoadOptions, holders: int | None) -> KimiLayout:
-    """With so many holders of a row's positions, or with the cheapest."""
-    if holders is None:
-        sizes = layout.ranks, layout.lanes, options.max_rows, options.max_context
-        holders = cheapest_holders(layout.config, *sizes)
-    return replace(layout, holders=holders)
-
-
-def _kernel_model(
-    layout: KimiLayout, options: LoadOptions, form: ExpertForm, topology: Topology
-) -> KernelModel:
-    """Raises ConfigError for everything that would only show when the kernel is compiled."""
-    if topology.ranks_per_host != layout.lanes:  # CPU devices, which have no hosts
-        cores = 1 if layout.lanes % 2 else 2
-        topology = Topology.virtual(layout.ranks, cores, layout.lanes // cores)
-    model = KernelModel(
-        layout, options.numerics, topology, options.slots, options.feature_layers, form
-    )
-    planned_stream(StepPlan(model, Block(options.max_rows, 1), CANDIDATES))
-    return model
+def _with_holders(
+    layout: KimiLayout, options: LoadOptions, holders: int | None
+) -> list[KimiLayout]:
+    """With so many holders of a row's positions, or all that can be chosen, the cheapest first."""
+    sizes = layout.ranks, layout.lanes, options.max_rows, options.max_context
+    choices = holders_by_cost(layout.config, *sizes) if holders is None else [holders]
+    return [replace(layout, holders=choice) for choice in choices]
 
 
 def _lanes(devices: Sequence[jax.Device]) -> int | None:

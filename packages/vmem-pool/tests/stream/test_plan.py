@@ -131,7 +131,11 @@ SMALL = Matrix("m", (8, 128), jnp.float32)
     ("wrong", "message"),
     [
         (lambda: _one(SMALL, slot_bytes=5000), "multiple of 4096 bytes, not 5000"),
-        (lambda: _one(SMALL, slot_bytes=4096, depth=6), "power of two, not 6"),
+        (lambda: _one(SMALL, slot_bytes=4096, depth=0), "at least 1, not 0"),
+        (
+            lambda: plan_stream({"s": [SMALL]}, ["s"] * 16385, slot_bytes=4096, depth=1),
+            "at most 16384 slots, not 16385",
+        ),
         (lambda: _one(slot_bytes=4096), "segment s has no matrices"),
         (lambda: _one(SMALL, SMALL, slot_bytes=4096), "has matrix m twice"),
         (lambda: _one(WIDE, slot_bytes=MIB), r"wide \(5120, 4352\).* at least 1114112 bytes"),
@@ -150,3 +154,14 @@ SMALL = Matrix("m", (8, 128), jnp.float32)
 def test_impossible_plans_are_refused(wrong, message):
     with pytest.raises(PlanError, match=message):
         wrong()
+
+
+@pytest.mark.parametrize("depth", [1, 3, 7, 12, 14, 16, 61])
+@pytest.mark.parametrize("num_slots", [5, 2780, 16384])
+def test_a_traced_position_has_the_ring_slot_of_a_known_one(depth, num_slots):
+    planned = plan_stream({"s": [SMALL]}, ["s"] * num_slots, slot_bytes=4096, depth=depth)
+    every = np.arange(num_slots, dtype=np.int32)
+    traced = planned.ring_slot(jnp.asarray(every))
+    assert traced.dtype == jnp.int32
+    np.testing.assert_array_equal(traced, every % depth)
+    assert planned.ring_slot(num_slots - 1) == (num_slots - 1) % depth

@@ -34,7 +34,7 @@ def raced(capfd):
 
 
 @MODES
-@pytest.mark.parametrize(("slot_kib", "depth", "group"), [(64, 4, 2), (96, 2, 1), (256, 64, 3)])
+@pytest.mark.parametrize(("slot_kib", "depth", "group"), [(64, 6, 2), (96, 2, 1), (256, 64, 3)])
 def test_a_step_equals_plain_dots_and_leaves_no_load(
     make_step, capfd, mode, slot_kib, depth, group
 ):

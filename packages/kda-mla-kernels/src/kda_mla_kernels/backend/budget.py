@@ -42,9 +42,8 @@ def fit_ring(stream: StreamPlan, others: Mapping[str, int]) -> StreamPlan:
         ConfigError: what is left does not hold a ring that keeps HBM busy.
     """
     free = VMEM_LIMIT_BYTES - RESERVE_BYTES - sum(others.values())
-    fitted = stream
-    while fitted.depth > 1 and fitted.ring_bytes > free:
-        fitted = replace(fitted, depth=fitted.depth // 2)
+    most = max(free // stream.slot_bytes, 1)
+    fitted = replace(stream, depth=min(stream.depth, most))
     if fitted.depth < stream.depth and not fitted.saturates_hbm:
         largest = sorted(others.items(), key=lambda item: -item[1])[:4]
         listed = ", ".join(f"{name} ({size / 2**20:.1f} MiB)" for name, size in largest)

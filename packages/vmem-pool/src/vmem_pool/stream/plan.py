@@ -14,6 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
+
+import numpy as np
 
 from vmem_pool.errors import PlanError
 from vmem_pool.stream.tiles import Matrix, Tile, cuttings
@@ -25,6 +28,8 @@ SATURATING_BYTES = 16 << 20
 """In flight, these keep a TPU v7's HBM busy beside matrix work (published measurement)."""
 SLOT_STEP_BYTES = 4 * TILE_BYTES
 """Slot sizes that are tried differ by this."""
+MOST_SLOTS = 1 << 14
+"""Of a step: up to here, places in a ring of any depth are computed exactly."""
 TILE_COST = 1 / 32
 """Slots of padding that are worth avoiding one more tile, whose dot fills and drains the MXU."""
 
@@ -77,7 +82,7 @@ class StreamPlan:
         segments: every kind once, by name.
         order: names of the segments of a step.
         slot_bytes: of each slot, a multiple of 4096.
-        depth: slots of the ring in VMEM, a power of two.
+        depth: slots of the ring in VMEM.
     """
 
     segments: Mapping[str, Segment]
@@ -125,6 +130,24 @@ class StreamPlan:
         """Whether the ring has the 16 MiB that keep a TPU v7's HBM busy."""
         return self.ring_bytes >= SATURATING_BYTES
 
+    def ring_slot(self, pos: Any) -> Any:
+        """``pos mod depth``, for an ``int`` or a traced int32 in 0..num_slots - 1."""
+        if isinstance(pos, int | np.integer):
+            return int(pos) % self.depth
+        if self.depth & (self.depth - 1) == 0:
+            return pos & (self.depth - 1)
+        factor, shift = self._reciprocal
+        return pos - self.depth * ((pos * factor) >> shift)
+
+    @cached_property
+    def _reciprocal(self) -> tuple[int, int]:
+        """``f`` and ``s`` so that ``pos f >> s`` is ``pos // depth`` in int32, since the scalar
+        unit does not divide."""
+        # Exact while pos (f depth - 2**s) < 2**s, and f depth - 2**s is below the depth.
+        fits = (2**31 // self.num_slots) * self.depth
+        shift = min(fits.bit_length() - 2, 30)
+        return -(-(1 << shift) // self.depth), shift
+
     def positions(self, name: str) -> tuple[int, ...]:
         """First slots of all segments of one kind."""
         return tuple(at for at, kind in zip(self.starts, self.order) if kind == name)
@@ -146,22 +169,28 @@ def plan_stream(
         segments: the matrices of each kind of segment, in the order in which they are consumed.
         order: the kinds of a step, first to last.
         slot_bytes: see :func:`choose_slot_bytes`; 2 to 3 MB is a good size for large models.
-        depth: slots of the ring, a power of two.
+        depth: slots of the ring; a power of two saves a few scalar instructions per slot.
 
     Raises:
-        PlanError: a slot size that is not in whole tiles, a depth that is no power of two, an empty
-            or unknown segment, a name that is used twice, or a matrix that fits no slot.
+        PlanError: a slot size that is not in whole tiles, a depth below 1, an empty or unknown
+            segment, a name that is used twice, a matrix that fits no slot, or more slots than
+            :data:`MOST_SLOTS`.
     """
     if slot_bytes < TILE_BYTES or slot_bytes % TILE_BYTES:
         raise PlanError(f"a slot has a multiple of {TILE_BYTES} bytes, not {slot_bytes}")
-    if depth < 1 or depth & (depth - 1):
-        raise PlanError(f"the depth of a ring is a power of two, not {depth}")
+    if depth < 1:
+        raise PlanError(f"the depth of a ring is at least 1, not {depth}")
     unknown = [name for name in order if name not in segments]
     if unknown or not order:
         known = ", ".join(segments)
         raise PlanError(f"the order names {unknown or 'no segment'} (segments: {known})")
     planned = {name: _pack(name, segments[name], slot_bytes) for name in dict.fromkeys(order)}
-    return StreamPlan(planned, tuple(order), slot_bytes, depth)
+    plan = StreamPlan(planned, tuple(order), slot_bytes, depth)
+    if plan.num_slots > MOST_SLOTS:
+        raise PlanError(
+            f"a step has at most {MOST_SLOTS} slots, not {plan.num_slots}; take larger slots"
+        )
+    return plan
 
 
 def choose_slot_bytes(

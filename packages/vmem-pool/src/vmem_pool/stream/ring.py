@@ -103,7 +103,7 @@ class Stream:
 
     def _copy(self, pos: Any) -> Any:
         """The load of slot ``pos``; starts and waits of the same slot have the same bytes."""
-        slot = pos & (self.plan.depth - 1)
+        slot = self.plan.ring_slot(pos)
         return pltpu.make_async_copy(
             self.image.at[pos], self.ring.slots.at[slot], self.ring.arrived.at[slot]
         )
@@ -351,7 +351,7 @@ class SegmentReader:
         return self._view(first, slot, moved(first.rows, 0), moved(first.columns, 1))
 
     def _view(self, tile: Tile, slot: Any, rows: Span, columns: Span) -> TakenTile:
-        ring_slot = (self.pos + slot) & (self.stream.plan.depth - 1)
+        ring_slot = self.stream.plan.ring_slot(self.pos + slot)
         return TakenTile(tile, rows, columns, self.stream.ring.slots, ring_slot)
 
     def _free(self, slot: int) -> None:

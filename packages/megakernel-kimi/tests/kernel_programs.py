@@ -41,5 +41,9 @@ def decode_8_rows_of_a_million_on_8_holders(topology):
     return parts(model(topology, 8, LONG, holders=8).decode())
 
 
-def verify_8_tokens_of_a_million_on_32_holders(topology):
-    return parts(model(topology, 8, LONG, feature_layers=FEATURE_LAYERS, holders=32).verify(8))
+def decode_8_rows_of_a_million_on_32_holders(topology):
+    return parts(model(topology, 8, LONG, holders=32).decode())
+
+
+def verify_8_tokens_of_a_million_on_8_holders(topology):
+    return parts(model(topology, 8, LONG, feature_layers=FEATURE_LAYERS, holders=8).verify(8))

@@ -47,7 +47,8 @@ CASES = (
     Case("decode_16_rows", 16, slow=True),
     Case("verify_8_tokens", 1, tokens=8, kernels=1, slow=True),
     Case("decode_8_rows_of_a_million_on_8_holders", 8, slow=True),
-    Case("verify_8_tokens_of_a_million_on_32_holders", 1, tokens=8, kernels=1, slow=True),
+    Case("decode_8_rows_of_a_million_on_32_holders", 8, slow=True),
+    Case("verify_8_tokens_of_a_million_on_8_holders", 1, tokens=8, kernels=1, slow=True),
 )
 
 

@@ -48,4 +48,5 @@ def _checked(
         layout, options.numerics, topology, options.slots, options.feature_layers, form
     )
     planned_stream(StepPlan(model, Block(options.max_rows, 1), CANDIDATES))
+    planned_stream(StepPlan(model, Block(1, options.max_rows)))  # the longest block to verify
     return model

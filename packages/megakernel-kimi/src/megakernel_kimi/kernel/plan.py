@@ -251,6 +251,13 @@ class StepPlan(backend.StepPlan):
         sizes = self.block, model.mla_shape, layout.mla_heads, within
         return PositionShares(model.topology, *sizes, model.numerics)
 
+    def spilled(self) -> dict[str, int]:
+        """Bytes of VMEM that the compiler takes for values beyond what any step needs, as seen:
+        they grow with the heads that attend on a rank."""
+        queries = self.block.tokens * self.mla.heads * self.mla.tile * 4
+        found = 0 if self.shares is None else self.shares.block_bytes
+        return {"spilled scores": 5 * queries, "spilled results": 2 * found}
+
     @cached_property
     def dense(self) -> FeedForward:
         return self._feed_forward(self.model.layout.dense_channels, group=1)

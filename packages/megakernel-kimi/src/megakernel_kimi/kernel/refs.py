@@ -230,7 +230,7 @@ def planned_stream(plan: StepPlan) -> StreamPlan:
         {"logits": outputs.logits, "candidates": outputs.candidates, "features": outputs.features},
         weights.kda,
     )
-    return fit_ring(plan.model.stream, others)
+    return fit_ring(plan.model.stream, others | plan.spilled())
 
 
 def step_scratch(plan: StepPlan) -> StepScratch:

@@ -68,6 +68,11 @@ class PositionShares:
         """Columns of what one head found."""
         return self.shape.latent + PARTIAL_LANES
 
+    @property
+    def block_bytes(self) -> int:
+        """Of what all heads of a step found."""
+        return self.members * self.block.rows * self._exchange.width * 4
+
     def scratch(self) -> tuple[Any, Any]:
         """Buffers and semaphores."""
         return self._queries.scratch(), self._exchange.scratch()

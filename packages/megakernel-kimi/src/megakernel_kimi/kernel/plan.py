@@ -25,7 +25,7 @@ from vmem_pool.stream import StreamPlan
 
 from megakernel_kimi.kernel.lanes import LaneGather
 from megakernel_kimi.kernel.stream import head_columns, stream_plan
-from megakernel_kimi.kernel.sums import ExpertSums
+from megakernel_kimi.kernel.sums import Apart, ExpertSums, Together
 from megakernel_kimi.layout import KimiLayout
 
 __all__ = [
@@ -270,21 +270,13 @@ class StepPlan(backend.StepPlan):
         return LatentCommit(self.model.mla_shape, self.block, self.model.held, self.model.slots)
 
     @cached_property
-    def sum_experts(self) -> ExpertSums:
-        """The sum of routed experts and, unless they go apart, of the shared ones."""
+    def sum_experts(self) -> Together | Apart:
+        """Sums of routed and of shared experts; a row's few bytes are not worth phases more."""
         layout = self.model.layout
-        shared = 0 if self.shared_apart else layout.hidden_columns
-        return self._expert_sums(layout.config.routed_expert_hidden_size, shared)
-
-    @property
-    def shared_apart(self) -> bool:
-        """Whether the sum of shared experts travels alone: a row's few bytes are no phase more."""
-        return self.block.rows > 1
-
-    @cached_property
-    def sum_shared(self) -> ExpertSums:
-        """The sum of shared experts alone."""
-        return self._expert_sums(0, self.model.layout.hidden_columns)
+        routed, shared = layout.config.routed_expert_hidden_size, layout.hidden_columns
+        if self.block.rows == 1:
+            return Together(self._expert_sums(routed, shared))
+        return Apart(self._expert_sums(routed, 0), self._expert_sums(0, shared))
 
     @cached_property
     def gather_low(self) -> LaneGather:

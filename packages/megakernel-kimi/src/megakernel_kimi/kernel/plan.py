@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from kda_mla_kernels import backend
+from kda_mla_kernels.delta import tail_rows
 from kda_mla_kernels.errors import ConfigError
 from kda_mla_kernels.kda.kernel import KdaShape, KimiDeltaAttention, Replay
 from kda_mla_kernels.mla import MlaShape
@@ -126,7 +127,7 @@ class KernelModel:
         """KDA heads of one rank."""
         config, heads = self.layout.config, self.layout.kda_heads
         taps, dim = config.conv_kernel_size, config.kda_head_dim
-        return KdaShape(heads, heads, dim, dim, taps, _tail_rows(taps) - taps + 1)
+        return KdaShape(heads, heads, dim, dim, taps, tail_rows(taps) - taps + 1)
 
     @cached_property
     def mla_shape(self) -> MlaShape:
@@ -189,11 +190,6 @@ class KernelModel:
 def _sums_before(rows: list[SublayerTable]) -> int:
     """The embedding's sum, and those of the sublayers that leave partial results."""
     return 1 + sum(row.kind != MOE for row in rows)
-
-
-def _tail_rows(taps: int) -> int:
-    """A power of two that holds the inputs a convolution remembers."""
-    return 1 << (taps - 2).bit_length()
 
 
 @dataclass(frozen=True)

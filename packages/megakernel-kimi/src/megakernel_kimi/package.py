@@ -179,7 +179,7 @@ class _Source:
     def xla(self) -> tuple[Any, Programs]:
         assert isinstance(self.checkpoint, Checkpoint), "converted weights are the kernel's"
         weights = load_weights(self.checkpoint, self.layout, self.mesh, self.held, self.track)
-        return weights, Programs(**self._sizes)
+        return weights, Programs.of(self.options, self.mesh, rank=self._rank)
 
     def kernel(self, model: KernelModel) -> tuple[Any, Programs]:
         if self.converted is not None:
@@ -191,19 +191,18 @@ class _Source:
             weights = load_kernel_weights(
                 self.checkpoint, self.layout, model.expert_shape, self.mesh, self.held, self.track
             )
-        interpret = interpreter_for(self.mesh)
-        return weights, KernelPrograms(**self._sizes, model=model, interpret=interpret)
+        programs = KernelPrograms.of(
+            self.options,
+            self.mesh,
+            rank=self._rank,
+            model=model,
+            interpret=interpreter_for(self.mesh),
+        )
+        return weights, programs
 
     @property
-    def _sizes(self) -> dict[str, Any]:
-        options = self.options
-        return {
-            "rank": Rank(self.layout, options.numerics, self.held),
-            "mesh": self.mesh,
-            "rows": options.max_rows,
-            "slots": options.slots,
-            "feature_layers": options.feature_layers,
-        }
+    def _rank(self) -> Rank:
+        return Rank(self.layout, self.options.numerics, self.held)
 
 
 def _kernel_model(

@@ -22,6 +22,7 @@ from kda_mla_kernels.backend import (
     held_dtype,
     interpreter_for,
     progress_bar,
+    whole_number,
 )
 from kda_mla_kernels.block import Block
 from kda_mla_kernels.checkpoint import Checkpoint
@@ -111,7 +112,8 @@ def load(
             open here: numerics, ``expert_tp``, ``expert_form``, and the kernel as backend.
         expert_tp: ranks that share one routed expert; default: as many as can.
         expert_form: what the kernel holds gate and up of routed experts as: ``mxfp4``, as they are
-            stored (default), or lossless block FP8, ``fp8``, twice the bytes.
+            stored (default), or lossless block FP8, ``fp8``, twice the bytes. Backend xla has the
+            first only.
 
     Raises:
         CheckpointError, ConfigError: also where converted weights are damaged, or were converted
@@ -122,7 +124,9 @@ def load(
     opened = open_source(checkpoint, revision, progress=progress)
     config = KimiConfig.from_dict(opened.config)
     ranks = choose_devices(devices)
-    if expert_form is not None and expert_form not in get_args(ExpertForm):
+    if expert_tp is not None:
+        expert_tp = whole_number("expert_tp", expert_tp)
+    if expert_form not in (None, *get_args(ExpertForm)):
         raise ConfigError(f"expert_form {expert_form!r} must be one of {get_args(ExpertForm)}")
     choices = Choices(backend, numerics, expert_tp, expert_form)
     if converted is not None:
@@ -141,6 +145,11 @@ def load(
     )
     make = partial(_kernel_model, layout, options, choices.expert_form or "mxfp4")
     kernel = chosen_kernel(choices.backend, ranks, make)
+    if kernel is None and choices.expert_form not in (None, "mxfp4"):
+        raise ConfigError(
+            f"expert_form {choices.expert_form!r} is for the kernel, but backend xla runs this"
+            " model and holds experts as they are stored; leave it open, or take backend megakernel"
+        )
     held = held_dtype(options.numerics, ranks[0].platform) if kernel is None else kernel.held
     shapes = cache_shapes(layout, options.max_rows, options.slots, held)
     options.check_memory(shapes, ranks)

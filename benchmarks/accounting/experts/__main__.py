@@ -91,7 +91,7 @@ def _cells(choice: Choice, kernel: KernelReport) -> list[str]:
         str(choice.rows),
         str(choice.expert_tp),
         choice.form,
-        str(choice.stage.places),
+        str(choice.stage.schedule.places),
         str(shape.experts),
         f"{shape.bytes / 1e6:.3f}",
         f"{read:.1f} = {moved / 1e6:.1f} MB",
@@ -111,7 +111,7 @@ def _cycles(choice: Choice, kernel: KernelReport, read: float) -> float:
         return layer.cycles[1]
     (chunk,) = chunks
     each = sum(loop.cycles[1] for loop in chunk.children)  # to start a load, and to wait for it
-    turns = choice.stage.entries // choice.stage.places - 1
+    turns = choice.stage.schedule.entries // choice.stage.schedule.places - 1
     straight = layer.cycles[1] - sum(loop.cycles[1] for loop in unknown)
     return straight + turns * (chunk.cycles[1] - each) + read * each
 

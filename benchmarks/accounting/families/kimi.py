@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from kda_mla_kernels import backend
 from kda_mla_kernels.block import Block, Where
-from kda_mla_kernels.moe.kernel.stage import (
+from kda_mla_kernels.moe.kernel.memory import (
     EXPERT,
     EXPERTS,
     HELD,
@@ -122,31 +122,33 @@ def _shared(model: backend.AbstractModel) -> Any:
 
 def _routes(plan: StepPlan) -> dict[str, np.ndarray]:
     """The lists of one layer, with the experts' first routes spread evenly: i32 [8, N] each."""
-    experts, config = plan.experts, plan.model.layout.config
+    schedule, config = plan.experts.schedule, plan.model.layout.config
     chosen, rows = config.num_experts_per_token, plan.block.rows
     routes = rows * chosen
     distinct = distinct_experts(rows, chosen, config.num_experts)
-    first = np.zeros(experts.entries, np.int32)
+    first = np.zeros(schedule.entries, np.int32)
     first[np.arange(distinct) * routes // distinct] = 1
-    seen, place = np.cumsum(first), np.arange(experts.entries)
+    seen, place = np.cumsum(first), np.arange(schedule.entries)
     lists = (
         {
             EXPERT: place % distinct,
-            SLOT_OF: place % experts.slots,
-            HELD_OF: place % experts.held_slots,
+            SLOT_OF: place % schedule.slots,
+            HELD_OF: place % schedule.held_slots,
             EXPERTS: np.full_like(place, distinct),
         },
         {
             ROW: np.minimum(place // chosen, rows),
-            SLOT: (seen - 1) % experts.slots,
-            HELD: (seen - 1) % experts.held_slots,
+            SLOT: (seen - 1) % schedule.slots,
+            HELD: (seen - 1) % schedule.held_slots,
             SEEN: seen,
         },
     )
-    found = {name: np.zeros(experts.scratch().experts.numbers.shape, np.int32) for name in LISTS}
+    found = {
+        name: np.zeros(plan.experts.scratch().experts.numbers.shape, np.int32) for name in LISTS
+    }
     for table, fields in zip(found.values(), lists, strict=True):
         for field, values in fields.items():
-            table[field, : experts.entries] = values
+            table[field, : schedule.entries] = values
     return found
 
 

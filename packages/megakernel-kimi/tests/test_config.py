@@ -235,7 +235,12 @@ def test_an_unknown_text_model_type_is_refused(tiny):
         ("hidden_size", True, "must be a whole number"),
         ("hidden_size", 0, "hidden_size is 0; it must be above 0"),
         ("rms_norm_eps", "1e-5", "must be a number"),
-        ("rms_norm_eps", float("nan"), "must be above 0"),
+        ("rms_norm_eps", float("nan"), "rms_norm_eps is nan; it must be above 0 and finite"),
+        ("activation_situ_beta", float("inf"), "situ_beta is inf; it must be above 0 and finite"),
+        ("activation_situ_beta", float("nan"), "situ_beta is nan; it must be above 0 and finite"),
+        ("activation_situ_linear_beta", 1e39, r"situ_linear_beta is 1e\+39; .* in float32"),
+        ("activation_situ_linear_beta", 1e-60, "situ_linear_beta is 1e-60; it must be above 0"),
+        ("routed_scaling_factor", 10**400, "routed_scaling_factor is too large for a floating"),
         ("moe_renormalize", 1, "must be true or false"),
         ("num_experts_per_token", 17, "there are only 16 experts"),
         ("first_k_dense_replace", 8, r"must lie in 0\.\.7"),
@@ -250,6 +255,13 @@ def test_a_value_of_the_wrong_type_or_range_is_named(tiny, field, value, message
         KimiConfig.from_dict(tiny)
 
 
+@pytest.mark.parametrize("bound", [0.0, 5.0, float("-inf"), float("nan"), -1e39])
+def test_the_bound_of_a_log_decay_is_negative_and_finite(tiny, bound):
+    tiny["text_config"]["linear_attn_config"]["gate_lower_bound"] = bound
+    with pytest.raises(ConfigError, match=r"gate_lower_bound is .*; it must be below 0 and finite"):
+        KimiConfig.from_dict(tiny)
+
+
 @pytest.mark.parametrize("full", [[4, 6], [4, 6, 7, 7], [4, 6, 8], [3, 4, 6, 7], "4,6,7", [4.0]])
 def test_layer_lists_must_hold_every_layer_once(tiny, full):
     tiny["text_config"]["linear_attn_config"]["full_attn_layers"] = full
@@ -261,6 +273,11 @@ def test_layer_lists_must_hold_every_layer_once(tiny, full):
 def test_a_config_made_by_hand_is_checked_too(layers):
     with pytest.raises(ConfigError, match="mla_layers"):
         dataclasses.replace(KimiConfig.from_file(TINY), mla_layers=layers)
+
+
+def test_an_eps_that_no_file_holds_is_checked_too():
+    with pytest.raises(ConfigError, match="lora_norm_eps is inf; it must be above 0 and finite"):
+        KimiConfig.from_file(TINY, lora_norm_eps=float("inf"))
 
 
 def test_a_missing_or_damaged_file_is_named(tmp_path):

@@ -20,7 +20,14 @@ from kda_mla_kernels.testing import Sequence
 from megakernel_kimi import convert as command
 from megakernel_kimi import package
 from megakernel_kimi.config import KimiConfig
-from megakernel_kimi.container import VARIABLE, Converted, Target, convert, load_converted
+from megakernel_kimi.container import (
+    VARIABLE,
+    Converted,
+    Target,
+    convert,
+    find_converted,
+    load_converted,
+)
 from megakernel_kimi.container.origin import origin_of
 from megakernel_kimi.kernel import source
 from megakernel_kimi.kernel.loading import load_kernel_weights
@@ -265,9 +272,20 @@ def test_a_folder_that_does_not_exist_is_refused_before_anything_is_downloaded(m
         load("org/huge")
 
 
-def test_a_folder_without_weights_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match=r"has no manifest.json"):
+def test_a_folder_without_weights_is_refused_and_what_makes_them_is_named(tmp_path, monkeypatch):
+    remedy = r"python -m megakernel_kimi\.convert CHECKPOINT FOLDER --ranks N writes them$"
+    with pytest.raises(CheckpointError, match=rf"^the folder .* has no manifest\.json, .*{remedy}"):
         load(TINY, weights=tmp_path)
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    with pytest.raises(CheckpointError, match=rf"\(named by {VARIABLE}\) has no manifest\.json"):
+        load(TINY)
+
+
+def test_an_empty_name_of_weights_is_refused_and_an_empty_variable_is_none(monkeypatch):
+    with pytest.raises(CheckpointError, match=r"^weights is empty; name a folder of converted"):
+        load(TINY, weights="")
+    monkeypatch.setenv(VARIABLE, "")
+    assert find_converted(TINY) is None
 
 
 def test_a_conversion_for_something_else_leaves_the_folder_alone(
@@ -320,6 +338,32 @@ def test_a_dry_run_shows_the_sizes_and_writes_nothing(tmp_path, capsys):
 def test_what_cannot_be_converted_is_said_in_one_line(tmp_path, capsys):
     assert command.main([str(TINY), str(tmp_path / "out"), "--ranks", "3"]) == 1
     assert capsys.readouterr().err.startswith("error: 3 ranks do not fit this model")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ("x", "'x' must be a rank, such as 3, or a first and a last one, such as 0-7"),
+        ("1-", "'1-' must be a rank"),
+        ("-1", "'-1' must be a rank"),
+        ("0-1-2", "'0-1-2' must be a rank"),
+        ("1-0", "'1-0' holds no rank, since the first comes after the last: 0-1 does"),
+    ],
+)
+def test_ranks_that_are_none_are_told(ranks, message, tmp_path, capsys):
+    arguments = [str(TINY), str(tmp_path / "out"), "--ranks", "2", f"--only-ranks={ranks}"]
+    with pytest.raises(SystemExit):
+        command.main(arguments)
+    assert f"error: argument --only-ranks: {message}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_ranks_beyond_the_last_are_told_before_anything_is_written(tmp_path, capsys):
+    arguments = [str(TINY), str(tmp_path / "out"), "--ranks", "2", "--only-ranks", "1-2"]
+    assert command.main(arguments) == 1
+    told = "error: --only-ranks asks for rank 2, but --ranks 2 are counted from 0\n"
+    assert capsys.readouterr().err == told
+    assert not (tmp_path / "out").exists()
 
 
 # The same tokens.

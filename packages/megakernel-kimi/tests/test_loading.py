@@ -48,6 +48,11 @@ def nothing_is_read(monkeypatch):
         ({"max_context": 4097}, r"a context of 4097 positions lies outside 1\.\.4096"),
         ({"feature_layers": (8,)}, r"feature layer 8 lies outside 0\.\.7"),
         ({"max_rows": 0}, "max_rows 0 must be at least 1"),
+        ({"expert_tp": True}, "expert_tp True must be a whole number"),
+        ({"expert_tp": "2"}, "expert_tp '2' must be a whole number"),
+        ({"expert_form": "int8"}, "expert_form 'int8' must be one of"),
+        ({"expert_form": "fp8"}, "'fp8' is for the kernel, but backend xla runs .* leave it open"),
+        ({"expert_form": "fp8", "backend": "xla"}, "'fp8' is for the kernel, but backend xla"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_refused(options, message, nothing_is_read):

@@ -143,6 +143,8 @@ def test_usage_errors_exit_with_2(run, tmp_path):
     idle = error_line(run("info", code=2, MEGAKERNEL_REVISION="v1"))
     assert "MEGAKERNEL_REVISION needs --model" in idle
     assert "give the model once" in error_line(run("info", "a", "--model", "b", code=2))
+    assert "--model must be text that is not empty" in error_line(run("info", "", code=2))
+    assert "--config must name a" in error_line(run("generate", "x", "--config", "", code=2))
     (tmp_path / "megakernel.toml").write_text("no_such = 1\n")
     assert "unknown key 'no_such'" in error_line(run("generate", "x", code=2))
 

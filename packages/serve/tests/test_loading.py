@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
@@ -152,8 +153,8 @@ def load_converted(monkeypatch, install):
     monkeypatch.setattr(loading, "keep_programs", lambda: None)
     monkeypatch.delenv("BIGRAM_CONVERTED", raising=False)
 
-    def given(flags=(), environment=(), config=()):
-        layers = Layers(dict(flags), dict(environment), {}, dict(config))
+    def given(flags=(), environment=(), config=(), dotenv=()):
+        layers = Layers(dict(flags), dict(environment), dict(dotenv), dict(config))
         asked = SimpleNamespace(family=None, settings=layers.resolve(), layers=layers)
         return load_model(choose(asked), asked.settings).info.name
 
@@ -175,6 +176,18 @@ def test_the_familys_variable_is_left_to_the_package_and_beaten_by_the_flag(
     assert load_converted({"weights": "a"}) == "a"
     monkeypatch.setenv("BIGRAM_CONVERTED", "")
     assert load_converted({}, {"MEGAKERNEL_WEIGHTS": "b"}) == "b"
+
+
+def test_an_empty_variable_of_the_family_does_not_hide_the_one_in_dotenv(
+    load_converted, monkeypatch
+):
+    monkeypatch.setenv("BIGRAM_CONVERTED", "")
+    dotenv = {"BIGRAM_CONVERTED": "own"}
+    assert load_converted({}, {"MEGAKERNEL_WEIGHTS": "b"}, dotenv=dotenv) == "auto"
+    assert os.environ["BIGRAM_CONVERTED"] == "own"
+    monkeypatch.setenv("BIGRAM_CONVERTED", "stronger")
+    assert load_converted(dotenv=dotenv) == "auto"
+    assert os.environ["BIGRAM_CONVERTED"] == "stronger"
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,11 @@ def test_lists_come_from_repeated_flags_commas_and_toml(tmp_path):
         ({"toml": "model = [1]"}, "model in .*toml must be text"),
         ({"toml": "backend = 'gpu'"}, "must be one of auto, megakernel, xla, not 'gpu'"),
         ({"flags": {"temperature": "nan"}}, "--temperature must be a number"),
+        ({"flags": {"model": ""}}, "^--model must be text that is not empty, not ''$"),
+        ({"flags": {"weights": " "}}, "^--weights must be text that is not empty, not ' '$"),
+        ({"flags": {"revision": ""}}, "--revision must be text that is not empty"),
+        ({"flags": {"host": ""}}, "--host must be text that is not empty"),
+        ({"toml": "weights = ''"}, "weights in .*toml must be text that is not empty"),
     ],
 )
 def test_a_bad_value_is_named_with_its_place(tmp_path, place, message):

@@ -4,7 +4,7 @@ import importlib.util
 
 import numpy as np
 import pytest
-from kda_mla_kernels.moe.kernel import stage
+from kda_mla_kernels.moe.kernel import memory
 from megakernel_kimi.presets import kimi_k3
 from vmem_pool.aot.report import ENVIRONMENT
 
@@ -48,10 +48,10 @@ def test_assumed_routes_have_as_many_experts_as_rows_hit_on_average(case, rows):
     step, _ = made.kernels(made.model)
     experts, entries = (step.contents[at] for at in sorted(step.contents)[-2:])
     distinct, routes = distinct_experts(rows, CHOSEN, EXPERTS), rows * CHOSEN
-    assert experts[stage.EXPERTS, 0] == entries[stage.SEEN, routes - 1] == distinct
-    assert sorted(experts[stage.EXPERT, :distinct]) == list(range(distinct))
-    assert set(np.diff(entries[stage.SEEN, :routes])) <= {0, 1}
-    assert entries[stage.SEEN, 0] == 1
+    assert experts[memory.EXPERTS, 0] == entries[memory.SEEN, routes - 1] == distinct
+    assert sorted(experts[memory.EXPERT, :distinct]) == list(range(distinct))
+    assert set(np.diff(entries[memory.SEEN, :routes])) <= {0, 1}
+    assert entries[memory.SEEN, 0] == 1
 
 
 @needs_libtpu

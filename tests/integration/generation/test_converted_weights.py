@@ -129,6 +129,12 @@ def test_the_strongest_place_is_believed(strongest, info, checkpoint):
     assert f"no folder ./from-{places[0]}{named} of converted weights" in error
 
 
+def test_an_empty_variable_does_not_hide_the_one_in_dotenv(info, checkpoint):
+    Path(".env").write_text(f"{VARIABLE}=./from-dotenv\n", encoding="utf-8")
+    error = info(checkpoint, code=1, **{VARIABLE: ""})
+    assert f"no folder ./from-dotenv (named by {VARIABLE}) of converted weights" in error
+
+
 # What is refused.
 
 
@@ -170,7 +176,7 @@ def test_weights_of_another_checkpoint_are_refused(form, info, checkpoint, conve
 
 def test_a_checkpoint_is_no_folder_of_converted_weights(info, checkpoint):
     error = info(checkpoint, "--weights", checkpoint, code=1)
-    assert f"{checkpoint} has no manifest.json: it is no container, or is unfinished" in error
+    assert f"the folder {checkpoint} has no manifest.json, so it holds no converted" in error
 
 
 def test_a_family_without_converted_weights_takes_none(info, monkeypatch):

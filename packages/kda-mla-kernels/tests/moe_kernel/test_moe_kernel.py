@@ -72,7 +72,7 @@ def test_one_row_needs_no_branches_for_its_loads():
     experts, given = Experts(1, EXPERTS, LATENT, 64), draw(1)
     stage = stage_of(1, 64)
     alone = replace(stage, whole=True)
-    assert (len(stage.loads), len(alone.loads)) == (1, 2)
+    assert (len(stage.schedule.loads), len(alone.schedule.loads)) == (1, 2)
     for ours, expected in zip(run(alone, experts, *given), run(stage, experts, *given)):
         np.testing.assert_array_equal(ours, expected)
 

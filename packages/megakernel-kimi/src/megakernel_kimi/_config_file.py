@@ -289,7 +289,10 @@ def _number(config: Mapping[str, Any], name: str, prefix: str = "") -> float:
     value = _present(config, name, prefix)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigError(f"{prefix}{name} is {value!r}; it must be a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ConfigError(f"{prefix}{name} is too large for a floating-point number") from None
 
 
 def _boolean(config: Mapping[str, Any], name: str) -> bool:

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from kda_mla_kernels.errors import ConfigError
 
 from megakernel_kimi._config_file import read_fields, read_json
@@ -20,7 +21,7 @@ __all__ = ["KimiConfig", "LayerKind"]
 
 LayerKind = Literal["kda", "mla"]
 
-_POSITIVE = (
+_POSITIVE_SIZES = (
     "hidden_size",
     "num_hidden_layers",
     "vocab_size",
@@ -41,12 +42,16 @@ _POSITIVE = (
     "num_shared_experts",
     "moe_intermediate_size",
     "routed_expert_hidden_size",
+)
+_POSITIVE_NUMBERS = (
     "rms_norm_eps",
     "lora_norm_eps",
     "situ_beta",
     "situ_linear_beta",
     "routed_scaling_factor",
 )
+_LEAST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+"""Numbers beyond which float32, in which they are used, has 0 and infinity."""
 
 
 @dataclass(frozen=True)
@@ -111,13 +116,18 @@ class KimiConfig:
     code builds these two with its class default, 1e-6, and not with ``rms_norm_eps``."""
 
     def __post_init__(self) -> None:
-        for name in _POSITIVE:
+        for name in _POSITIVE_SIZES:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
-        if not self.gate_lower_bound < 0:
+        for name in _POSITIVE_NUMBERS:
+            if not _LEAST <= getattr(self, name) <= _LARGEST:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}; it must be above 0 and finite in float32"
+                )
+        if not -_LARGEST <= self.gate_lower_bound <= -_LEAST:
             raise ConfigError(
-                f"gate_lower_bound is {self.gate_lower_bound}; it must be below 0, since it bounds"
-                " the logarithm of a decay"
+                f"gate_lower_bound is {self.gate_lower_bound}; it must be below 0 and finite in"
+                " float32, since it bounds the logarithm of a decay"
             )
         if self.conv_kernel_size < 2:
             raise ConfigError(

@@ -7,11 +7,13 @@ it was stopped, it goes on.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from typing import get_args
 
 from kda_mla_kernels.checkpoint import open_checkpoint
+from kda_mla_kernels.errors import ConfigError
 from kda_mla_kernels.moe.kernel import ExpertForm
 from kda_mla_kernels.numerics import BF16, F32
 from vmem_pool import ContainerError
@@ -40,6 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(chosen: argparse.Namespace) -> None:
+    if chosen.only_ranks is not None and chosen.only_ranks[-1] >= chosen.ranks:
+        raise ConfigError(
+            f"--only-ranks asks for rank {chosen.only_ranks[-1]}, but --ranks {chosen.ranks} are"
+            " counted from 0"
+        )
     checkpoint = open_checkpoint(chosen.checkpoint, chosen.revision)
     config = KimiConfig.from_dict(checkpoint.config)
     layout = KimiLayout.of(config, chosen.ranks, lanes=chosen.lanes, expert_tp=chosen.expert_tp)
@@ -82,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only-ranks",
         type=_ranks,
         metavar="A-B",
-        help="write the files of these ranks only; other processes may write the others",
+        help="write the files of these ranks only, B included; others may write the others",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="show sizes and free space, write nothing"
@@ -91,8 +98,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _ranks(text: str) -> range:
-    first, _, last = text.partition("-")
-    return range(int(first), int(last or first) + 1)
+    numbers = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", text)
+    if numbers is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be a rank, such as 3, or a first and a last one, such as 0-7"
+        )
+    first, last = int(numbers[1]), int(numbers[2] or numbers[1])
+    if last < first:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} holds no rank, since the first comes after the last: {last}-{first} does"
+        )
+    return range(first, last + 1)
 
 
 if __name__ == "__main__":

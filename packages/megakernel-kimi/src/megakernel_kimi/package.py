@@ -21,6 +21,7 @@ from kda_mla_kernels.backend import (
     held_dtype,
     interpreter_for,
     progress_bar,
+    whole_number,
 )
 from kda_mla_kernels.checkpoint import Checkpoint
 from kda_mla_kernels.errors import CheckpointError, ConfigError
@@ -111,7 +112,8 @@ def load(
             open here: numerics, ``expert_tp``, ``expert_form``, and the kernel as backend.
         expert_tp: ranks that share one routed expert; default: as many as can.
         expert_form: what the kernel holds gate and up of routed experts as: ``mxfp4``, as they are
-            stored (default), or lossless block FP8, ``fp8``, twice the bytes.
+            stored (default), or lossless block FP8, ``fp8``, twice the bytes. Backend xla has the
+            first only.
         holders: ranks among which the cached positions of a row are dealt out: 1, so that every
             rank holds them all, the ranks of a host, or all ranks. Long contexts take less memory
             and time if they are dealt out, short ones more time. Default: the cheapest that the
@@ -127,7 +129,9 @@ def load(
     opened = open_source(checkpoint, revision, progress=progress)
     config = KimiConfig.from_dict(opened.config)
     ranks = choose_devices(devices)
-    if expert_form is not None and expert_form not in get_args(ExpertForm):
+    if expert_tp is not None:
+        expert_tp = whole_number("expert_tp", expert_tp)
+    if expert_form not in (None, *get_args(ExpertForm)):
         raise ConfigError(f"expert_form {expert_form!r} must be one of {get_args(ExpertForm)}")
     choices = Choices(backend, numerics, expert_tp, expert_form)
     if converted is not None:
@@ -147,6 +151,11 @@ def load(
     layouts = _with_holders(layout, options, holders)
     make = partial(fitting_model, layouts, options, choices.expert_form or "mxfp4")
     kernel = chosen_kernel(choices.backend, ranks, make)
+    if kernel is None and choices.expert_form not in (None, "mxfp4"):
+        raise ConfigError(
+            f"expert_form {choices.expert_form!r} is for the kernel, but backend xla runs this"
+            " model and holds experts as they are stored; leave it open, or take backend megakernel"
+        )
     layout = layouts[0] if kernel is None else kernel.layout
     held = held_dtype(options.numerics, ranks[0].platform) if kernel is None else kernel.held
     shapes = cache_shapes(layout, options.max_rows, options.slots, held)
@@ -186,7 +195,7 @@ class _Source:
     def xla(self) -> tuple[Any, Programs]:
         assert isinstance(self.checkpoint, Checkpoint), "converted weights are the kernel's"
         weights = load_weights(self.checkpoint, self.layout, self.mesh, self.held, self.track)
-        return weights, Programs(**self._sizes)
+        return weights, Programs.of(self.options, self.mesh, rank=self._rank)
 
     def kernel(self, model: KernelModel) -> tuple[Any, Programs]:
         if self.converted is not None:
@@ -198,19 +207,18 @@ class _Source:
             weights = load_kernel_weights(
                 self.checkpoint, self.layout, model.expert_shape, self.mesh, self.held, self.track
             )
-        interpret = interpreter_for(self.mesh)
-        return weights, KernelPrograms(**self._sizes, model=model, interpret=interpret)
+        programs = KernelPrograms.of(
+            self.options,
+            self.mesh,
+            rank=self._rank,
+            model=model,
+            interpret=interpreter_for(self.mesh),
+        )
+        return weights, programs
 
     @property
-    def _sizes(self) -> dict[str, Any]:
-        options = self.options
-        return {
-            "rank": Rank(self.layout, options.numerics, self.held),
-            "mesh": self.mesh,
-            "rows": options.max_rows,
-            "slots": options.slots,
-            "feature_layers": options.feature_layers,
-        }
+    def _rank(self) -> Rank:
+        return Rank(self.layout, self.options.numerics, self.held)
 
 
 def _with_holders(
@@ -218,7 +226,10 @@ def _with_holders(
 ) -> list[KimiLayout]:
     """With so many holders of a row's positions, or all that can be chosen, the cheapest first."""
     sizes = layout.ranks, layout.lanes, options.max_rows, options.max_context
-    choices = holders_by_cost(layout.config, *sizes) if holders is None else [holders]
+    if holders is None:
+        choices = holders_by_cost(layout.config, *sizes)
+    else:
+        choices = [whole_number("holders", holders)]
     return [replace(layout, holders=choice) for choice in choices]
 
 

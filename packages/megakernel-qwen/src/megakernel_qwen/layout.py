@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kda_mla_kernels.backend import Share
+from kda_mla_kernels.delta import tail_rows
 from kda_mla_kernels.errors import ConfigError
 
 from megakernel_qwen.config import QwenConfig
@@ -190,9 +191,8 @@ class QwenLayout:
 
     @property
     def tail_rows(self) -> int:
-        """Rows that the tail of a short convolution has in memory: its W-1 inputs, then padding to
-        a power of two, which a TPU's tiles add anyway."""
-        return 1 << (self.config.linear_conv_kernel_dim - 2).bit_length()
+        """Rows that the tail of a short convolution has in memory: its W-1 inputs, then padding."""
+        return tail_rows(self.config.linear_conv_kernel_dim)
 
     @property
     def intermediate(self) -> int:

@@ -159,25 +159,24 @@ class _Source:
         weights = load_weights(
             self.checkpoint, self.layout, self.mesh, self.held, stacked=stacked, track=self.track
         )
-        return weights, Programs(**self._sizes)
+        return weights, Programs.of(self.options, self.mesh, rank=self._rank)
 
     def kernel(self, model: KernelModel) -> tuple[Any, Programs]:
         weights = load_kernel_weights(
             self.checkpoint, self.layout, self.mesh, self.held, self.track
         )
-        interpret = interpreter_for(self.mesh)
-        return weights, KernelPrograms(**self._sizes, model=model, interpret=interpret)
+        programs = KernelPrograms.of(
+            self.options,
+            self.mesh,
+            rank=self._rank,
+            model=model,
+            interpret=interpreter_for(self.mesh),
+        )
+        return weights, programs
 
     @property
-    def _sizes(self) -> dict[str, Any]:
-        options = self.options
-        return {
-            "rank": Rank(self.layout, options.numerics, self.held),
-            "mesh": self.mesh,
-            "rows": options.max_rows,
-            "slots": options.slots,
-            "feature_layers": options.feature_layers,
-        }
+    def _rank(self) -> Rank:
+        return Rank(self.layout, self.options.numerics, self.held)
 
 
 def _parameters(checkpoint: Checkpoint, config: QwenConfig) -> int:

@@ -173,9 +173,12 @@ def _weights(package: ModelPackage, settings: Settings, layers: Layers) -> str |
                 " weights"
             )
         return None
-    # As the package sees it: .env is part of the environment by now.
-    own = os.environ.get(package.weights_variable)
-    return None if own and "weights" not in layers.flags else settings.weights
+    # An exported variable has kept that of .env out, even an empty one, which counts as unset.
+    own = os.environ.get(package.weights_variable) or layers.dotenv.get(package.weights_variable)
+    if not own or "weights" in layers.flags:
+        return settings.weights
+    os.environ[package.weights_variable] = own  # where the package looks
+    return None
 
 
 def _only_family() -> str:

@@ -26,7 +26,13 @@ from kda_mla_kernels.backend.memory import (
     no_records,
 )
 from kda_mla_kernels.backend.model import BackendModel, BackendState
-from kda_mla_kernels.backend.options import MAX_CHUNK, LoadOptions, cache_slots, choose_devices
+from kda_mla_kernels.backend.options import (
+    MAX_CHUNK,
+    LoadOptions,
+    cache_slots,
+    choose_devices,
+    whole_number,
+)
 from kda_mla_kernels.backend.placing import Track, held_dtype, place, progress_bar, untracked
 from kda_mla_kernels.backend.positions import HeldPositions, write_positions
 from kda_mla_kernels.backend.programs import Fed, Passed, Programs
@@ -78,5 +84,6 @@ __all__ = [
     "progress_bar",
     "sum_over_ranks",
     "untracked",
+    "whole_number",
     "write_positions",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Any
@@ -16,11 +16,25 @@ from kda_mla_kernels.gqa import KEY_BLOCK
 from kda_mla_kernels.model import ModelInfo
 from kda_mla_kernels.numerics import BF16, F32, Numerics
 
-__all__ = ["MAX_CHUNK", "LoadOptions", "cache_slots", "choose_devices"]
+__all__ = ["MAX_CHUNK", "LoadOptions", "cache_slots", "choose_devices", "whole_number"]
 
 MAX_CHUNK = 1024
 """Tokens of the longest prefill chunk."""
 _DEFAULT_CONTEXT = 4096
+
+
+def whole_number(name: str, value: Any) -> int:
+    """The number that an option has, also one of NumPy's.
+
+    Raises:
+        ConfigError: it is none. A switch is none either, though Python takes True for 1.
+    """
+    try:
+        if not isinstance(value, bool):
+            return index(value)
+    except TypeError:
+        pass
+    raise ConfigError(f"{name} {value!r} must be a whole number")
 
 
 def cache_slots(context: int) -> int:
@@ -62,18 +76,14 @@ class LoadOptions:
             raise ConfigError(f"numerics {numerics!r} must be one of {', '.join(policies)}")
         if max_context is None:
             max_context = min(longest_context, _DEFAULT_CONTEXT)
-        try:
-            options = cls(
-                policies[numerics],
-                index(max_rows),
-                index(max_context),
-                tuple(index(layer) for layer in feature_layers),
-            )
-        except TypeError:
-            raise ConfigError(
-                f"max_rows {max_rows!r}, max_context {max_context!r} and feature_layers"
-                f" {feature_layers!r} must be whole numbers"
-            ) from None
+        if not isinstance(feature_layers, Iterable):
+            raise ConfigError(f"feature_layers {feature_layers!r} must be a list of layers")
+        options = cls(
+            policies[numerics],
+            whole_number("max_rows", max_rows),
+            whole_number("max_context", max_context),
+            tuple(whole_number("feature layer", layer) for layer in feature_layers),
+        )
         options._check(longest_context, last_feature)
         return options
 

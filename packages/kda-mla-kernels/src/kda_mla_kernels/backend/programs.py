@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from kda_mla_kernels.backend.memory import (
     decode_memory,
     verify_memory,
 )
+from kda_mla_kernels.backend.options import LoadOptions
 from kda_mla_kernels.backend.ranks import SPLIT, WHOLE
 from kda_mla_kernels.sampling import Sampling, sample
 
@@ -74,6 +75,17 @@ class Programs(ABC):
 
     # Otherwise XLA may keep bf16 intermediates in f32, and the rounding would depend on fusion.
     compiler_options: ClassVar[Mapping[str, Any]] = {"xla_allow_excess_precision": False}
+
+    @classmethod
+    def of(cls, options: LoadOptions, mesh: Mesh, **model: Any) -> Self:
+        """With the shape that was asked for; ``model`` holds the fields that a package adds."""
+        return cls(
+            mesh=mesh,
+            rows=options.max_rows,
+            slots=options.slots,
+            feature_layers=options.feature_layers,
+            **model,
+        )
 
     # What a model is. All but the first run on one rank, inside of the programs.
 

@@ -140,6 +140,10 @@ class _Repository:
 def _locate(path_or_repo: str | os.PathLike[str], revision: str | None) -> Path | _Repository:
     """The folder or the repository that a name means."""
     text = os.fspath(path_or_repo)
+    if not text:  # as a path it would be the working directory
+        raise CheckpointError(
+            "the checkpoint's name is empty; give a folder, or a repository (ORGANISATION/NAME)"
+        )
     folder = Path(text).expanduser()
     if folder.is_dir():
         if revision is not None:

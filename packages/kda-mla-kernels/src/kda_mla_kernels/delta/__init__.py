@@ -4,7 +4,7 @@ A gated delta net (``gdn``) has one decay per head, Kimi delta attention (``kda`
 key channel. Everything here takes either.
 """
 
-from kda_mla_kernels.delta.convolution import causal_convolution, convolve, token_windows
+from kda_mla_kernels.delta.convolution import causal_convolution, convolve, tail_rows, token_windows
 from kda_mla_kernels.delta.inputs import DeltaInputs, mask_tokens
 from kda_mla_kernels.delta.recurrent import DeltaStep, recur, replay
 from kda_mla_kernels.delta.reference import delta_rule, sequence
@@ -19,5 +19,6 @@ __all__ = [
     "recur",
     "replay",
     "sequence",
+    "tail_rows",
     "token_windows",
 ]

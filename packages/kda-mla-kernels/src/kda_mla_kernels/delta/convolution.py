@@ -11,7 +11,13 @@ import jax.numpy as jnp
 
 from kda_mla_kernels.numerics import Numerics
 
-__all__ = ["causal_convolution", "convolve", "token_windows"]
+__all__ = ["causal_convolution", "convolve", "tail_rows", "token_windows"]
+
+
+def tail_rows(taps: int) -> int:
+    """Rows of memory for the W-1 inputs that a convolution remembers: a power of two, up to which
+    a TPU's tiles pad anyway."""
+    return 1 << (taps - 2).bit_length()
 
 
 def token_windows(line: jax.Array, taps: int) -> jax.Array:

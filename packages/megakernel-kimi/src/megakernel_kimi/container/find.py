@@ -54,11 +54,21 @@ def find_converted(checkpoint: str | Path, weights: str | Path = "auto") -> Conv
         folder = checkpoint
     elif weights == "auto":
         folder, named = os.environ.get(VARIABLE, ""), f" (named by {VARIABLE})"
-    if not folder:
-        return None
+        if not folder:
+            return None
+    if not str(folder):
+        raise CheckpointError(
+            "weights is empty; name a folder of converted weights, or leave it at 'auto'"
+        )
     where = Path(folder).expanduser()
     if not where.is_dir():
         raise CheckpointError(f"there is no folder {folder}{named} of converted weights")
+    if not (where / MANIFEST).exists():
+        raise CheckpointError(
+            f"the folder {folder}{named} has no {MANIFEST}, so it holds no converted weights, or"
+            " not all of them; python -m megakernel_kimi.convert CHECKPOINT FOLDER --ranks N writes"
+            " them"
+        )
     try:
         # Files are looked at when they are loaded: a host may have only those of its own ranks.
         return Converted(open_container(where, ranks=()), f"{folder}{named}")

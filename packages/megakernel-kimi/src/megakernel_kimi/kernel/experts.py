@@ -19,7 +19,6 @@ from vmem_pool.stream import matvec
 
 from megakernel_kimi.kernel.loads import Turns
 from megakernel_kimi.kernel.refs import Refs
-from megakernel_kimi.kernel.sums import Underway
 from megakernel_kimi.kernel.weights import bias_columns
 
 __all__ = ["mixture_of_experts", "router_loads"]
@@ -44,17 +43,16 @@ def mixture_of_experts(refs: Refs, index: Any, pos: Any) -> Any:
     handle = plan.gather_latent.start(scratch.gather_latent, around.front[...], index)
     plan.shared.widen(scratch.shared, reader, scratch.normed)
     plan.shared.narrow(scratch.shared, reader, scratch.partial)
-    early = _start_shared(refs, index)
+    sums = plan.sum_experts.start(scratch.sum_experts, scratch.partial, index)
     wholes = (config.routed_expert_hidden_size, config.num_experts)
     latent, logits = plan.gather_latent.finish(handle, wholes)
     vectors = router_loads(refs).take(index)
     bias = vectors[:, : config.num_experts]
     scores, first = jax.nn.sigmoid(logits), _first_expert(refs)
     plan.experts.start(scratch.experts, refs.weights.experts, index, scores, bias, first)
-    if early is not None:
-        early = plan.sum_shared.advance(early)
+    sums = plan.sum_experts.advance(sums)
     own = plan.experts(scratch.experts, refs.weights.experts, index, round_(latent))
-    routed, shared = _summed(refs, own, early, index)
+    routed, shared = plan.sum_experts.finish(sums, own)
     around.normed[...] = _normed(refs, routed, vectors[:, bias_columns(model.layout) :])
     _next_loads(refs, index)
     # All its slots at once: as compiled, a loop over pairs of them takes half as long again.
@@ -62,25 +60,6 @@ def mixture_of_experts(refs: Refs, index: Any, pos: Any) -> Any:
     out = round_(around.up[...]).astype(jnp.float32) + round_(shared).astype(jnp.float32)
     around.out[...] = round_(out)
     return reader.done()
-
-
-def _start_shared(refs: Refs, index: Any) -> Underway | None:
-    """The sum of shared experts, where it travels alone."""
-    plan, scratch = refs.plan, refs.scratch
-    if not plan.shared_apart:
-        return None
-    return plan.sum_shared.start(scratch.sum_shared, None, scratch.partial[...], index)
-
-
-def _summed(
-    refs: Refs, routed: jax.Array, early: Underway | None, index: Any
-) -> tuple[jax.Array, jax.Array]:
-    """Routed experts of all ranks, and this lane's columns of shared ones."""
-    plan, scratch = refs.plan, refs.scratch
-    partial = scratch.partial[...] if early is None else None
-    sums = plan.sum_experts.start(scratch.sum_experts, routed, partial, index)
-    routed, shared = plan.sum_experts.finish(plan.sum_experts.advance(sums))
-    return routed, shared if early is None else plan.sum_shared.finish(early)[1]
 
 
 def _first_expert(refs: Refs) -> Any:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from kda_mla_kernels import backend
+from kda_mla_kernels.delta import tail_rows
 from kda_mla_kernels.errors import ConfigError
 from kda_mla_kernels.kda.kernel import KdaShape, KimiDeltaAttention, Replay
 from kda_mla_kernels.mla import MlaShape
@@ -26,7 +27,7 @@ from vmem_pool.stream import StreamPlan
 from megakernel_kimi.kernel.lanes import LaneGather
 from megakernel_kimi.kernel.shares import PositionShares
 from megakernel_kimi.kernel.stream import head_columns, stream_plan
-from megakernel_kimi.kernel.sums import ExpertSums
+from megakernel_kimi.kernel.sums import Apart, ExpertSums, Together
 from megakernel_kimi.layout import KimiLayout
 
 __all__ = [
@@ -127,7 +128,7 @@ class KernelModel:
         """KDA heads of one rank."""
         config, heads = self.layout.config, self.layout.kda_heads
         taps, dim = config.conv_kernel_size, config.kda_head_dim
-        return KdaShape(heads, heads, dim, dim, taps, _tail_rows(taps) - taps + 1)
+        return KdaShape(heads, heads, dim, dim, taps, tail_rows(taps) - taps + 1)
 
     @cached_property
     def mla_shape(self) -> MlaShape:
@@ -195,11 +196,6 @@ class KernelModel:
 def _sums_before(rows: list[SublayerTable]) -> int:
     """The embedding's sum, and those of the sublayers that leave partial results."""
     return 1 + sum(row.kind != MOE for row in rows)
-
-
-def _tail_rows(taps: int) -> int:
-    """A power of two that holds the inputs a convolution remembers."""
-    return 1 << (taps - 2).bit_length()
 
 
 @dataclass(frozen=True)
@@ -296,21 +292,13 @@ class StepPlan(backend.StepPlan):
         return LatentCommit(model.mla_shape, self.block, model.held, model.held_slots, split)
 
     @cached_property
-    def sum_experts(self) -> ExpertSums:
-        """The sum of routed experts and, unless they go apart, of the shared ones."""
+    def sum_experts(self) -> Together | Apart:
+        """Sums of routed and of shared experts; a row's few bytes are not worth phases more."""
         layout = self.model.layout
-        shared = 0 if self.shared_apart else layout.hidden_columns
-        return self._expert_sums(layout.config.routed_expert_hidden_size, shared)
-
-    @property
-    def shared_apart(self) -> bool:
-        """Whether the sum of shared experts travels alone: a row's few bytes are no phase more."""
-        return self.block.rows > 1
-
-    @cached_property
-    def sum_shared(self) -> ExpertSums:
-        """The sum of shared experts alone."""
-        return self._expert_sums(0, self.model.layout.hidden_columns)
+        routed, shared = layout.config.routed_expert_hidden_size, layout.hidden_columns
+        if self.block.rows == 1:
+            return Together(self._expert_sums(routed, shared))
+        return Apart(self._expert_sums(routed, 0), self._expert_sums(0, shared))
 
     @cached_property
     def gather_low(self) -> LaneGather:

@@ -176,8 +176,6 @@ class StepScratch:
     experts: Any
     reduce: Any
     sum_experts: Any
-    sum_shared: Any
-    """None where it goes with the above"""
     gather_low: Any
     gather_latent: Any
     gather_hidden: Any
@@ -254,7 +252,6 @@ def _work(plan: StepPlan) -> StepScratch:
         experts=plan.experts.scratch(),
         reduce=plan.reduce.scratch(),
         sum_experts=plan.sum_experts.scratch(),
-        sum_shared=plan.sum_shared.scratch() if plan.shared_apart else None,
         gather_low=plan.gather_low.scratch(),
         gather_latent=plan.gather_latent.scratch(),
         gather_hidden=plan.gather_hidden.scratch(),

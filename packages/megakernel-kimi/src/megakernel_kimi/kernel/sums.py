@@ -2,7 +2,8 @@
 
 Routed experts are wanted as a whole everywhere, shared experts in the columns of one's lane: a
 message within the host carries the routed sum and the receiver's columns of the shared one, then
-the same lanes of all hosts exchange what they have. Either may also travel alone.
+the same lanes of all hosts exchange what they have (:class:`ExpertSums`). Shared experts are done
+first, so their sum may wait for the other (:class:`Together`) or travel alone (:class:`Apart`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kda_mla_kernels.backend import RANKS
 from kda_mla_kernels.block import Block
 from tpu_collectives import AllToAll, Topology
 
-__all__ = ["ExpertSums", "Underway"]
+__all__ = ["Apart", "ExpertSums", "Together", "Underway"]
 
 
 @dataclass(frozen=True)
@@ -112,3 +113,66 @@ class ExpertSums:
         for term in range(1, exchange.members):
             total = total + terms[term].astype(jnp.float32)
         return total.astype(self.wire_dtype)
+
+
+@dataclass(frozen=True)
+class Together:
+    """Both sums in the same messages, which leave when routed experts are done."""
+
+    both: ExpertSums
+
+    def scratch(self) -> Any:
+        """Buffers and semaphores."""
+        return self.both.scratch()
+
+    def start(self, refs: Any, shared: Any, use: Any) -> Any:
+        """Takes note of shared experts, before the routed ones are begun.
+
+        Args:
+            shared: f32 reference [P, D], this rank's part; unchanged until :meth:`finish`.
+            use: i32, number of this use of ``refs``.
+        """
+        return refs, shared, use
+
+    def advance(self, started: Any) -> Any:
+        """Goes on with what travels already, before the products of routed experts."""
+        return started
+
+    def finish(self, started: Any, routed: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Routed experts of all ranks [P, C], and this lane's columns of shared ones, both f32.
+
+        Args:
+            routed: f32 [P, C], this rank's part.
+        """
+        refs, shared, use = started
+        sums = self.both.start(refs, routed, shared[...], use)
+        return self.both.finish(self.both.advance(sums))
+
+
+@dataclass(frozen=True)
+class Apart:
+    """As :class:`Together`, but the sum of shared experts travels while the routed ones are worked
+    on, in messages of its own."""
+
+    routed: ExpertSums
+    shared: ExpertSums
+
+    def scratch(self) -> Any:
+        """Buffers and semaphores."""
+        return self.routed.scratch(), self.shared.scratch()
+
+    def start(self, refs: Any, shared: Any, use: Any) -> Any:
+        """See :meth:`Together.start`."""
+        return refs[0], self.shared.start(refs[1], None, shared[...], use)
+
+    def advance(self, started: Any) -> Any:
+        """See :meth:`Together.advance`."""
+        refs, shared = started
+        return refs, self.shared.advance(shared)
+
+    def finish(self, started: Any, routed: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """See :meth:`Together.finish`."""
+        refs, shared = started
+        sums = self.routed.start(refs, routed, None, shared.use)
+        total, _ = self.routed.finish(self.routed.advance(sums))
+        return total, self.shared.finish(shared)[1]

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from kda_mla_kernels.backend import DeltaCaches
+from kda_mla_kernels.delta import tail_rows
 
 from megakernel_kimi.layout import KimiLayout
 
@@ -50,10 +51,8 @@ def cache_shapes(layout: KimiLayout, rows: int, slots: int, held: jnp.dtype) -> 
     config, slots = layout.config, layout.held_slots(slots)
     linear, latent = len(config.kda_layers), len(config.mla_layers)
     dim, width = config.kda_head_dim, 3 * layout.kda_width
-    # A tail has its W-1 inputs, then padding to a power of two, which tiles add anyway.
-    tail_rows = 1 << (config.conv_kernel_size - 2).bit_length()
     return Caches(
-        tail=jax.ShapeDtypeStruct((linear, rows, tail_rows, width), held),
+        tail=jax.ShapeDtypeStruct((linear, rows, tail_rows(config.conv_kernel_size), width), held),
         delta=jax.ShapeDtypeStruct((linear, rows, layout.kda_heads, dim, dim), jnp.float32),
         latents=jax.ShapeDtypeStruct((latent, rows, slots, config.kv_lora_rank), held),
         shared=jax.ShapeDtypeStruct((latent, rows, config.qk_rope_head_dim, slots), held),

@@ -81,6 +81,8 @@ def _invocation(argv: Sequence[str] | None) -> Invocation:
     command = given.pop("command")
     debug = given.pop("debug", False)
     config = given.pop("config", None)
+    if config is not None and not config.strip():
+        raise UsageError("--config must name a configuration file, and is empty")
     arguments = {name: given.pop(name, None) for name in ("prompt", "serve")}
     if (checkpoint := given.pop("checkpoint", None)) is not None:
         if "model" in given:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["SHARE", "SWITCH", "TEXT", "UTF8", "WORDS", "Kind", "number", "one_of", "whole_number"]
+__all__ = ["NAME", "SHARE", "SWITCH", "UTF8", "WORDS", "Kind", "number", "one_of", "whole_number"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,12 @@ def _utf8(text: str) -> str:
     return text
 
 
+def _name(text: str) -> str:
+    if not text.strip():  # --model "$MODEL" with an empty MODEL must not load something else
+        raise ValueError
+    return text
+
+
 def _words(text: str) -> tuple[str, ...]:
     text = _utf8(text)
     words = tuple(word for word in (part.strip() for part in text.split(",")) if word)
@@ -93,6 +99,6 @@ def _words(text: str) -> tuple[str, ...]:
 SHARE = Kind(_share, "a number above 0, up to 1")
 SWITCH = Kind(_switch, "true or false", is_switch=True)
 WORDS = Kind(_words, "a comma-separated list", is_list=True)
-TEXT = Kind(str, "text")
-"""Also names of files, which may hold any bytes."""
+NAME = Kind(_name, "text that is not empty")
+"""Also of files, which may hold any bytes."""
 UTF8 = Kind(_utf8, "text in UTF-8")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from megakernel_serve.settings.kinds import (
+    NAME,
     SHARE,
     SWITCH,
-    TEXT,
     UTF8,
     WORDS,
     Kind,
@@ -59,16 +59,16 @@ class Settings:
 
     model: str | None = _setting(
         None,
-        TEXT,
+        NAME,
         "checkpoint folder, Hugging Face repository (also ORGANISATION/NAME@REVISION), or family",
         "model",
         metavar="MODEL",
     )
     revision: str | None = _setting(
-        None, TEXT, "branch, tag or commit of a repository", "model", metavar="NAME"
+        None, NAME, "branch, tag or commit of a repository", "model", metavar="NAME"
     )
     weights: str | None = _setting(
-        None, TEXT, "folder of weights converted for these devices", "model", metavar="FOLDER"
+        None, NAME, "folder of weights converted for these devices", "model", metavar="FOLDER"
     )
     context: int | None = _setting(None, whole_number(2), "positions per row", "model", metavar="N")
     rows: int | None = _setting(
@@ -113,13 +113,13 @@ class Settings:
     )
     chat_template: str | None = _setting(
         None,
-        TEXT,
+        NAME,
         "a Jinja chat template instead of the model's own format: a file, or 'auto' for the"
         " checkpoint's",
         "chat",
         metavar="FILE",
     )
-    host: str = _setting("127.0.0.1", TEXT, "address to listen on", "server", metavar="HOST")
+    host: str = _setting("127.0.0.1", NAME, "address to listen on", "server", metavar="HOST")
     port: int = _setting(
         8000, whole_number(0, 65535), "port to listen on; 0 picks a free one", "server", metavar="N"
     )

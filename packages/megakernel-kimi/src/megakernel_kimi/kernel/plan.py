@@ -21,7 +21,7 @@ from kda_mla_kernels.moe import RouterRule
 from kda_mla_kernels.moe.kernel import ExpertForm, ExpertShape, RoutedExperts
 from kda_mla_kernels.numerics import Numerics
 from kda_mla_kernels.residual.kernel import Residual
-from tpu_collectives import GroupBy, Topology
+from tpu_collectives import AllReduce, GroupBy, Topology
 from vmem_pool.stream import StreamPlan
 
 from megakernel_kimi.kernel.lanes import LaneGather
@@ -298,7 +298,9 @@ class StepPlan(backend.StepPlan):
         routed, shared = layout.config.routed_expert_hidden_size, layout.hidden_columns
         if self.block.rows == 1:
             return Together(self._expert_sums(routed, shared))
-        return Apart(self._expert_sums(routed, 0), self._expert_sums(0, shared))
+        rows, wire = self.block.rows, self.model.held
+        whole = AllReduce(self.model.topology, rows, routed, wire, axis=backend.RANKS)
+        return Apart(whole, self._expert_sums(0, shared))
 
     @cached_property
     def gather_low(self) -> LaneGather:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from kda_mla_kernels.backend import RANKS
 from kda_mla_kernels.block import Block
-from tpu_collectives import AllToAll, Topology
+from tpu_collectives import AllReduce, AllToAll, Topology
 
 __all__ = ["Apart", "ExpertSums", "Together", "Underway"]
 
@@ -152,9 +152,10 @@ class Together:
 @dataclass(frozen=True)
 class Apart:
     """As :class:`Together`, but the sum of shared experts travels while the routed ones are worked
-    on, in messages of its own."""
+    on, in messages of its own. The other is scattered and gathered where it is so long that more
+    but shorter messages are faster; its bits do not depend on that."""
 
-    routed: ExpertSums
+    routed: AllReduce
     shared: ExpertSums
 
     def scratch(self) -> Any:
@@ -173,6 +174,7 @@ class Apart:
     def finish(self, started: Any, routed: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See :meth:`Together.finish`."""
         refs, shared = started
-        sums = self.routed.start(refs, routed, None, shared.use)
-        total, _ = self.routed.finish(self.routed.advance(sums))
-        return total, self.shared.finish(shared)[1]
+        block = self.shared.block
+        handle = self.routed.start(refs, routed[: block.rows], shared.use)
+        total = self.routed.finish(handle)
+        return block.pad(total), self.shared.finish(shared)[1]

@@ -32,7 +32,7 @@ __all__ = ["LANES", "KimiLayout", "default_lanes", "legal_ranks", "widest_expert
 
 LANES = 8
 """Ranks of a host, unless the devices say otherwise."""
-POSITIONS = 128
+POSITION_BLOCK = 128
 """Consecutive positions that a rank holds where the positions of a row are dealt out."""
 
 
@@ -225,9 +225,9 @@ class KimiLayout:
     @property
     def split(self) -> Split | None:
         """How positions are dealt out; None where every rank holds all."""
-        return None if self.holders == 1 else Split(POSITIONS, self.holders)
+        return None if self.holders == 1 else Split(POSITION_BLOCK, self.holders)
 
-    def held_slots(self, slots: int) -> int:
+    def rank_slots(self, slots: int) -> int:
         """Slots of a rank's latent caches, where a row has so many: whole blocks, and whole tiles
         of the longest size, if there is more than one."""
         if self.split is not None:

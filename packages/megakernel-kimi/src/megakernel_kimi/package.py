@@ -117,8 +117,8 @@ def load(
         holders: ranks among which the cached positions of a row are dealt out: 1, so that every
             rank holds them all, the ranks of a host, or all ranks. Long contexts take less memory
             and time if they are dealt out, short ones more time. Default: the cheapest that the
-            kernel's VMEM has room for, if all rows have filled half of ``max_context``. Results may
-            differ in the last bits.
+            kernel's VMEM has room for, if all rows have filled half of ``max_context``; backend xla
+            takes the cheapest for the kernel. Results may differ in the last bits.
 
     Raises:
         CheckpointError, ConfigError: also where converted weights are damaged, or were converted
@@ -225,11 +225,16 @@ def _with_holders(
     layout: KimiLayout, options: LoadOptions, holders: int | None
 ) -> list[KimiLayout]:
     """With so many holders of a row's positions, or all that can be chosen, the cheapest first."""
-    sizes = layout.ranks, layout.lanes, options.max_rows, options.max_context
-    if holders is None:
-        choices = holders_by_cost(layout.config, *sizes)
-    else:
+    if holders is not None:
         choices = [whole_number("holders", holders)]
+    else:
+        choices = holders_by_cost(
+            layout.config,
+            ranks=layout.ranks,
+            lanes=layout.lanes,
+            rows=options.max_rows,
+            context=options.max_context,
+        )
     return [replace(layout, holders=choice) for choice in choices]
 
 

@@ -20,14 +20,20 @@ def holders(rows, context, choices):
     return fitting_model(layouts, options, "mxfp4", SLICE).layout.holders
 
 
+def by_cost(rows, context):
+    return holders_by_cost(K3, ranks=32, lanes=8, rows=rows, context=context)
+
+
 def test_the_first_that_fits_is_taken():
-    assert holders(1, LONG, holders_by_cost(K3, 32, 8, 1, LONG)) == 32
-    choices = holders_by_cost(K3, 32, 8, 16, LONG)
-    assert choices[0] == 32
-    assert holders(16, LONG, choices) == 8  # what 32 ranks find would not fit beside the ring
-    assert holders(8, 4096, holders_by_cost(K3, 32, 8, 8, 4096)) == 1
+    assert holders(1, LONG, by_cost(1, LONG)) == 32
+    assert by_cost(16, LONG)[0] == 32
+    assert holders(16, LONG, by_cost(16, LONG)) == 8  # what 32 ranks find does not fit
+    assert holders(8, 4096, by_cost(8, 4096)) == 1
 
 
-def test_where_none_fits_the_message_is_that_of_the_first():
-    with pytest.raises(ConfigError, match=r"of VMEM for the weight stream.*shares\.1\.receive"):
-        holders(16, LONG, [32])
+@pytest.mark.parametrize("rows", [8, 16])
+def test_where_none_fits_the_message_is_that_of_the_first(rows):
+    """Eight rows of one token would fit on 32 holders, a verified block of eight does not."""
+    match = r"of VMEM for the weight stream.*spilled .*; or take fewer holders than 32$"
+    with pytest.raises(ConfigError, match=match):
+        holders(rows, LONG, [32])

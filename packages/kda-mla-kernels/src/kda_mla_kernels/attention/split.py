@@ -40,8 +40,9 @@ def whole_run(position: Any, tokens: Any) -> Run:
 class Split:
     """Positions dealt out to ranks block by block, so that shares stay equal as a context grows.
 
-    Slot ``i · block + j`` of rank r holds position ``(i · ranks + r) · block + j``. Inside kernels,
-    positions are counted from the rank's first one, ``r · block``; see :meth:`where`.
+    Slot ``i · block + j`` of rank r holds position ``(i · ranks + r) · block + j``. All methods but
+    :meth:`where` take and give positions *counted* from the rank's first one, ``r · block``, which
+    may be negative; ``where`` makes them.
 
     Attributes:
         block: consecutive positions of a rank, a multiple of 128.
@@ -67,15 +68,16 @@ class Split:
         return self.block * self.ranks
 
     def where(self, at: Where, rank: Any) -> Where:
-        """Positions as kernels of a rank take them: arrays outside a kernel, maybe negative."""
+        """Sequences with counted positions, for a rank's kernels: arrays outside a kernel."""
         return Where(at.rows, at.positions - rank * self.block)
 
     def position(self, slot: Any) -> Any:
-        """Position of a slot, outside a kernel."""
+        """Counted position of a slot; not for kernels, since it divides."""
         return slot // self.block * self.stride + slot % self.block
 
     def slot(self, position: Any) -> Any:
-        """Slot of a position outside a kernel, -1 where another rank holds it."""
+        """Slot of a counted position, -1 where another rank holds it; not for kernels, since it
+        divides."""
         inside = position % self.stride
         held = (position >= 0) & (inside < self.block)
         return jnp.where(held, position // self.stride * self.block + inside, -1)

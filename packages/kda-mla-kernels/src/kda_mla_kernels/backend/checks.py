@@ -44,23 +44,25 @@ class Checks:
             raise ValueError(
                 f"this state has ranks, rows and slots {found}; the model has {expected}"
             )
+        if not _alike(state.caches, programs.cache_shapes()):
+            raise ValueError("this state is of a model that was loaded with other options")
 
     @property
     def _slots(self) -> int:
         """Of one rank."""
-        return self.programs.held_slots(self.programs.slots)
+        return self.programs.rank_slots(self.programs.slots)
 
     def snapshot(self, state: Any, snap: Any) -> None:
         caches = state.caches
-        fits = type(snap) is type(caches) and snap.slots <= self._slots
+        fits = _alike(snap, caches) and snap.slots <= self._slots
         if fits:
             axes = jax.tree.leaves(caches.position_axes())
             pairs = zip(jax.tree.leaves(snap), jax.tree.leaves(caches), axes, strict=True)
             fits = all(_is_row_of(taken, part, axis) for taken, part, axis in pairs)
         if not fits:
             raise ValueError(
-                "restore takes what snapshot returned, of a model with the same ranks and at"
-                f" least as long a context as was taken (here {self.info.max_context})"
+                "restore takes what snapshot returned, of a model with the same ranks and options"
+                f" and at least as long a context as was taken (here {self.info.max_context})"
             )
 
     def length(self, length: int) -> None:
@@ -151,6 +153,12 @@ class Checks:
             self.row(int(row))
         self.token_ids(ids)
         self.positions(first, ids.shape[1])
+
+
+def _alike(caches: Any, other: Any) -> bool:
+    """Whether both are of one kind, with their rows' positions held in the same way."""
+    kept: Any = jax.tree.structure(caches)
+    return bool(kept == jax.tree.structure(other))
 
 
 def _is_row_of(taken: jax.Array, part: jax.Array, axis: int) -> bool:

@@ -178,7 +178,7 @@ class BackendModel:
         self._checks.settled(state)
         self._checks.row(row)
         self._checks.length(length)
-        slots = self.programs.held_slots(cache_slots(length))
+        slots = self.programs.rank_slots(cache_slots(length))
         return take_row(state.caches, as_i32(row), slots)
 
     def restore(self, state: BackendState, row: int, snap: DeltaCaches) -> BackendState:

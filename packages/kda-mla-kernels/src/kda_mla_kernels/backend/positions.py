@@ -15,6 +15,7 @@ from jax import lax
 from kda_mla_kernels.attention.split import Split
 from kda_mla_kernels.backend.batch import Batch
 from kda_mla_kernels.backend.memory import Slot
+from kda_mla_kernels.block import Where
 
 __all__ = ["WHOLE_CACHE", "HeldPositions", "write_positions"]
 
@@ -34,6 +35,10 @@ class HeldPositions:
     def counted(self, positions: Any) -> Any:
         """Positions counted from the first one that this rank holds."""
         return positions if self.split is None else positions - self.holder * self.split.block
+
+    def where(self, at: Where) -> Where:
+        """Sequences with positions counted from the first one that this rank holds."""
+        return Where(at.rows, self.counted(at.positions))
 
     def slots(self, positions: jax.Array) -> jax.Array:
         """The slot of each position, -1 where another rank holds it."""

@@ -112,7 +112,7 @@ class Programs(ABC):
     def no_records(self, batch: Batch) -> Any:
         """Replay records that no layer has written yet."""
 
-    def held_slots(self, slots: int) -> int:
+    def rank_slots(self, slots: int) -> int:
         """Slots of a rank's caches, where a row has so many positions; as many, unless a model
         deals positions out to ranks."""
         return slots

@@ -52,7 +52,8 @@ class AbstractModel(backend.AbstractModel):
         """Args as in ``load``; every device of the topology is a rank.
 
         Raises:
-            ConfigError: the ranks do not fit the model, or ``expert_tp`` or ``holders`` not both.
+            ConfigError: the ranks do not fit the model, or ``expert_tp`` or ``holders`` does not
+                fit the ranks.
         """
         lanes = topology.ranks // topology.hosts
         layout = KimiLayout.of(

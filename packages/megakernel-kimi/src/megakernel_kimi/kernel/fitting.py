@@ -26,27 +26,38 @@ def fitting_model(
         layouts: ways to cut the model, which differ in their ``holders``.
 
     Raises:
-        ConfigError: none fits, with what the first one lacks: everything that would only show when
-            the kernel is compiled.
+        ConfigError: none fits; the message is the first layout's. It covers everything that would
+            otherwise only show when the kernel is compiled.
     """
     errors = []
     for layout in layouts:
+        model = KernelModel(
+            layout,
+            options.numerics,
+            _agreeing(topology, layout),
+            options.slots,
+            options.feature_layers,
+            form,
+        )
         try:
-            return _checked(layout, options, form, topology)
+            _check_vmem(model, options.max_rows)
         except ConfigError as error:
             errors.append(error)
-    raise errors[0]
+        else:
+            return model
+    fewer = "" if layouts[0].holders == 1 else f"; or take fewer holders than {layouts[0].holders}"
+    raise ConfigError(f"{errors[0]}{fewer}")
 
 
-def _checked(
-    layout: KimiLayout, options: LoadOptions, form: ExpertForm, topology: Topology
-) -> KernelModel:
-    if topology.ranks_per_host != layout.lanes:  # CPU devices, which have no hosts
-        cores = 1 if layout.lanes % 2 else 2
-        topology = Topology.virtual(layout.ranks, cores, layout.lanes // cores)
-    model = KernelModel(
-        layout, options.numerics, topology, options.slots, options.feature_layers, form
-    )
-    planned_stream(StepPlan(model, Block(options.max_rows, 1), CANDIDATES))
-    planned_stream(StepPlan(model, Block(1, options.max_rows)))  # the longest block to verify
-    return model
+def _agreeing(topology: Topology, layout: KimiLayout) -> Topology:
+    """Of CPU devices, which have no hosts, one with those of the layout."""
+    if topology.ranks_per_host == layout.lanes:
+        return topology
+    cores = 1 if layout.lanes % 2 else 2
+    return Topology.virtual(layout.ranks, cores, layout.lanes // cores)
+
+
+def _check_vmem(model: KernelModel, rows: int) -> None:
+    """Plans the widest step and the longest block to verify: raises where no ring fits beside."""
+    planned_stream(StepPlan(model, Block(rows, 1), CANDIDATES))
+    planned_stream(StepPlan(model, Block(1, rows)))

@@ -22,15 +22,15 @@ __all__ = ["LaneGather"]
 
 @dataclass(frozen=True)
 class LaneGather:
-    """Gathers a block of columns of each rank of a host, unless told otherwise; several parts may
-    share a message.
+    """Gathers a block of columns of each rank of a group, by default those of a host; several parts
+    may share a message.
 
     Attributes:
         topology: the ranks.
         block: rows of a step.
         parts: columns that a rank has of each part.
         dtype: what travels; nothing is rounded but to it.
-        within: as of ``AllGather``.
+        within: partitions to gather within, innermost first.
     """
 
     topology: Topology
@@ -70,7 +70,7 @@ class LaneGather:
         """Waits for the columns of all.
 
         Args:
-            wholes: columns of each part as a whole; what the lanes have beyond is padding.
+            wholes: columns of each part as a whole; what the members have beyond is padding.
 
         Returns:
             [P, whole] of every part.
@@ -81,6 +81,6 @@ class LaneGather:
     def _joined(self, found: jax.Array, part: int, whole: int) -> jax.Array:
         stride, size = self._gather.width, self.parts[part]
         first = sum(self.parts[:part])
-        starts = [lane * stride + first for lane in range(found.shape[1] // stride)]
+        starts = [member * stride + first for member in range(found.shape[1] // stride)]
         pieces = [found[:, start : start + size] for start in starts]
         return jnp.concatenate(pieces, axis=1)[:, :whole]

@@ -80,7 +80,7 @@ def _beta(refs: Refs, index: Any) -> jax.Array:
 
 def latent_attention(refs: Refs, index: Any, pos: Any) -> Any:
     """MLA layer ``index``; then the next one's loads start. Returns where the stream stands."""
-    plan, scratch, where = refs.plan, refs.scratch, refs.scalars.held_where
+    plan, scratch, where = refs.plan, refs.scratch, refs.scalars.counted
     reader = refs.stream.segment("mla", pos)
     inputs = _mla_inputs(refs, reader, index)
     found = plan.mla(scratch.mla, refs.memory.mla, inputs, where, index, refs.out.mla)
@@ -127,18 +127,18 @@ def _of_attending_heads(
     refs: Refs, latent: list[jax.Array], shared: list[jax.Array], index: Any
 ) -> tuple[jax.Array, jax.Array]:
     """[P, heads, C] and [P, heads, D] queries of the heads that attend on this rank."""
-    shares = refs.plan.shares
-    if shares is None:
+    exchange = refs.plan.position_exchange
+    if exchange is None:
         return jnp.stack(latent, axis=1), jnp.stack(shared, axis=1)
-    return shares.gather(refs.scratch.shares, latent, shared, index)
+    return exchange.gather(refs.scratch.position_exchange, latent, shared, index)
 
 
 def _of_own_heads(refs: Refs, found: jax.Array, index: Any) -> list[jax.Array]:
     """[P, C] mixed latents of each head of this rank."""
-    shares = refs.plan.shares
-    if shares is None:
+    exchange = refs.plan.position_exchange
+    if exchange is None:
         return [found[:, head] for head in range(refs.plan.model.layout.mla_heads)]
-    return shares.merge(refs.scratch.shares, found, index)
+    return exchange.merge(refs.scratch.position_exchange, found, index)
 
 
 def _split_queries(refs: Refs) -> tuple[list[jax.Array], list[jax.Array]]:

@@ -25,7 +25,7 @@ from tpu_collectives import AllReduce, GroupBy, Topology
 from vmem_pool.stream import StreamPlan
 
 from megakernel_kimi.kernel.lanes import LaneGather
-from megakernel_kimi.kernel.shares import PositionShares
+from megakernel_kimi.kernel.position_exchange import PositionExchange
 from megakernel_kimi.kernel.stream import head_columns, stream_plan
 from megakernel_kimi.kernel.sums import Apart, ExpertSums, Together
 from megakernel_kimi.layout import KimiLayout
@@ -43,6 +43,9 @@ __all__ = [
 
 FEW_ROWS = 8
 """Rows up to which VMEM has room for more experts."""
+SPILLED_SCORES, SPILLED_RESULTS = 5, 2
+"""How often the compiler keeps f32 scores of a tile, and results of all heads, in VMEM: enough for
+every step at full size that was compiled (jax 0.10), up to 32 holders."""
 KDA, MLA, DENSE, MOE, HEAD = range(5)
 """Kinds of sublayers."""
 
@@ -137,9 +140,9 @@ class KernelModel:
         return MlaShape(config.qk_nope_head_dim, config.qk_rope_head_dim, config.kv_lora_rank)
 
     @property
-    def held_slots(self) -> int:
+    def rank_slots(self) -> int:
         """L, slots of a row in this rank's latent caches."""
-        return self.layout.held_slots(self.slots)
+        return self.layout.rank_slots(self.slots)
 
     @cached_property
     def expert_shape(self) -> ExpertShape:
@@ -232,27 +235,31 @@ class StepPlan(backend.StepPlan):
             self.block,
             model.numerics,
             model.held,
-            model.held_slots,
-            default_tile(model.mla_shape, model.held, model.held_slots),
+            model.rank_slots,
+            default_tile(model.mla_shape, model.held, model.rank_slots),
             model.layout.split,
         )
 
     @cached_property
-    def shares(self) -> PositionShares | None:
-        """The exchanges around it; None where every rank holds all positions."""
+    def position_exchange(self) -> PositionExchange | None:
+        """The exchanges around :attr:`mla`; None where every rank holds all positions."""
         model, layout = self.model, self.model.layout
         if layout.split is None:
             return None
         within: GroupBy = "host" if layout.holders == layout.lanes else "all"
         sizes = self.block, model.mla_shape, layout.mla_heads, within
-        return PositionShares(model.topology, *sizes, model.numerics)
+        return PositionExchange(model.topology, *sizes, model.numerics)
 
     def spilled(self) -> dict[str, int]:
-        """Bytes of VMEM that the compiler takes for values beyond what any step needs, as seen:
-        they grow with the heads that attend on a rank."""
-        queries = self.block.tokens * self.mla.heads * self.mla.tile * 4
-        found = 0 if self.shares is None else self.shares.block_bytes
-        return {"spilled scores": 5 * queries, "spilled results": 2 * found}
+        """Bytes of VMEM that the compiler takes for values beyond what every step needs; they grow
+        with the heads that attend on a rank."""
+        scores = self.block.tokens * self.mla.heads * self.mla.tile * 4
+        exchange = self.position_exchange
+        results = 0 if exchange is None else exchange.result_bytes
+        return {
+            "spilled scores": SPILLED_SCORES * scores,
+            "spilled results": SPILLED_RESULTS * results,
+        }
 
     @cached_property
     def dense(self) -> FeedForward:
@@ -289,11 +296,12 @@ class StepPlan(backend.StepPlan):
     def latents(self) -> LatentCommit:
         model = self.model
         split = model.layout.split
-        return LatentCommit(model.mla_shape, self.block, model.held, model.held_slots, split)
+        return LatentCommit(model.mla_shape, self.block, model.held, model.rank_slots, split)
 
     @cached_property
     def sum_experts(self) -> Together | Apart:
-        """Sums of routed and of shared experts; a row's few bytes are not worth phases more."""
+        """Sums of routed and of shared experts; those of a single row are too short to pay for
+        exchanges of their own."""
         layout = self.model.layout
         routed, shared = layout.config.routed_expert_hidden_size, layout.hidden_columns
         if self.block.rows == 1:

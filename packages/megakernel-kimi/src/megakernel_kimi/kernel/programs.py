@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -57,20 +57,22 @@ class KernelPrograms(backend.KernelPrograms, Programs):
     ) -> StepOutputs:
         """See the base class."""
         table = jnp.asarray(self.model.table)
-        scalars = Scalars(tokens, where, self._held_where(where), table)
+        scalars = Scalars(tokens, where, self.rank.held_positions.where(where), table)
         return call_step(plan, weights, _memory(caches), scalars, self.interpret)
 
     def run_commit(
         self, plan: StepPlan, caches: Caches, records: KernelRecords, where: Where, accepted: Any
     ) -> Caches:
         """See the base class."""
-        held = self._held_where(where)
-        moved = call_commit(plan, _memory(caches), records, held, accepted, self.interpret)
-        return Caches(moved.kda.tail, moved.kda.delta, moved.mla.latent, moved.mla.shared)
-
-    def _held_where(self, where: Where) -> Where:
-        """Positions counted from the first that this rank holds."""
-        return Where(where.rows, self.rank.held_positions.counted(where.positions))
+        counted = self.rank.held_positions.where(where)
+        moved = call_commit(plan, _memory(caches), records, counted, accepted, self.interpret)
+        return replace(
+            caches,
+            tail=moved.kda.tail,
+            delta=moved.kda.delta,
+            latents=moved.mla.latent,
+            shared=moved.mla.shared,
+        )
 
 
 def _memory(caches: Caches) -> Memory:

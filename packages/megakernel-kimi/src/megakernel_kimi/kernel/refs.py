@@ -49,7 +49,7 @@ class Scalars:
     tokens: Any
     """i32 [M]"""
     where: Where
-    held_where: Where
+    counted: Where
     """the same with positions counted from the first that this rank holds"""
     table: Any
     """i32 [fields of SublayerTable, sublayers]"""
@@ -179,7 +179,7 @@ class StepScratch:
     gather_low: Any
     gather_latent: Any
     gather_hidden: Any
-    shares: Any
+    position_exchange: Any
     """None where every rank holds all positions"""
     arg_max: Any
     vectors: VectorScratch
@@ -239,7 +239,7 @@ def step_scratch(plan: StepPlan) -> StepScratch:
 
 def _work(plan: StepPlan) -> StepScratch:
     """All scratch but the ring."""
-    rows, model = plan.block.padded, plan.model
+    rows, model, exchange = plan.block.padded, plan.model, plan.position_exchange
     hidden = model.layout.config.hidden_size
     return StepScratch(
         ring=None,
@@ -255,7 +255,7 @@ def _work(plan: StepPlan) -> StepScratch:
         gather_low=plan.gather_low.scratch(),
         gather_latent=plan.gather_latent.scratch(),
         gather_hidden=plan.gather_hidden.scratch(),
-        shares=None if plan.shares is None else plan.shares.scratch(),
+        position_exchange=None if exchange is None else exchange.scratch(),
         arg_max=plan.arg_max.scratch(),
         vectors=_vectors(plan),
         mixers=_mixers(plan),

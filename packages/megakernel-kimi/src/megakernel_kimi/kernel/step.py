@@ -53,7 +53,7 @@ class Step:
         plan.kda.start(scratch.kda, refs.memory.kda, refs.scalars.where, 0)
         refs.stream.start()
         router_loads(refs).start(jnp.int32(0))
-        plan.mla.start(scratch.mla, refs.memory.mla, refs.scalars.held_where, 0)
+        plan.mla.start(scratch.mla, refs.memory.mla, refs.scalars.counted, 0)
 
     def embed(self) -> None:
         """prefix = the tokens' embedding."""

@@ -42,7 +42,7 @@ class ExpertSums:
         topology: the ranks.
         block: rows of a step.
         routed: columns of routed experts' sums; 0 if they travel elsewhere.
-        shared: columns of the shared experts' sums on one lane; 0 likewise.
+        shared: columns of the shared experts' sums on one lane.
         wire_dtype: what travels.
     """
 
@@ -152,8 +152,8 @@ class Together:
 @dataclass(frozen=True)
 class Apart:
     """As :class:`Together`, but the sum of shared experts travels while the routed ones are worked
-    on, in messages of its own. The other is scattered and gathered where it is so long that more
-    but shorter messages are faster; its bits do not depend on that."""
+    on, in messages of its own. The sum of routed experts is scattered and gathered where its
+    messages are long; its bits do not depend on that."""
 
     routed: AllReduce
     shared: ExpertSums

@@ -76,7 +76,7 @@ def _fetch(caches: Caches, slot: Slot, rows: jax.Array, block: int) -> mla.Fetch
     return fetch
 
 
-def _share(layout: KimiLayout, caches: Caches) -> mla.Share:
+def _cache_blocks(layout: KimiLayout, caches: Caches) -> mla.Share:
     """How a rank's cache is read: its positions counted from the first that it holds."""
     split = layout.split
     block = min(KEY_BLOCK, caches.slots) if split is None else split.block
@@ -109,7 +109,7 @@ def latent_attention(
         latents=write_positions(caches.latents, slot, batch, batch.grid(latent), -2, held),
         shared=write_positions(caches.shared, slot, batch, batch.grid(shared), -1, held),
     )
-    share = _share(layout, caches)
+    share = _cache_blocks(layout, caches)
     up = mla.UpProjection(weights.key_up, weights.value_up)
     shape = mla.MlaShape(config.qk_nope_head_dim, config.qk_rope_head_dim, config.kv_lora_rank)
     part = mla.attend_blocked(

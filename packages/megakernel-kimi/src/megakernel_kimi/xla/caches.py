@@ -6,7 +6,7 @@ shared key dims; Nk KDA layers, Nm MLA layers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -32,6 +32,9 @@ class Caches(DeltaCaches):
     shared: Any
     """[Nm, R, S, L] key dims that heads share, as columns: rows of 64 would be padded to 128"""
 
+    holders: int = field(metadata={"static": True})
+    """as in the layout: caches of other models may have the same shapes"""
+
     @property
     def slots(self) -> int:
         """L."""
@@ -39,7 +42,7 @@ class Caches(DeltaCaches):
 
     def position_axes(self) -> Any:
         """See the base class."""
-        return Caches(tail=0, delta=0, latents=-2, shared=-1)
+        return replace(self, tail=0, delta=0, latents=-2, shared=-1)
 
 
 def cache_shapes(layout: KimiLayout, rows: int, slots: int, held: jnp.dtype) -> Caches:
@@ -48,7 +51,7 @@ def cache_shapes(layout: KimiLayout, rows: int, slots: int, held: jnp.dtype) -> 
     Args:
         slots: of a row, on all ranks together.
     """
-    config, slots = layout.config, layout.held_slots(slots)
+    config, slots = layout.config, layout.rank_slots(slots)
     linear, latent = len(config.kda_layers), len(config.mla_layers)
     dim, width = config.kda_head_dim, 3 * layout.kda_width
     return Caches(
@@ -56,4 +59,5 @@ def cache_shapes(layout: KimiLayout, rows: int, slots: int, held: jnp.dtype) -> 
         delta=jax.ShapeDtypeStruct((linear, rows, layout.kda_heads, dim, dim), jnp.float32),
         latents=jax.ShapeDtypeStruct((latent, rows, slots, config.kv_lora_rank), held),
         shared=jax.ShapeDtypeStruct((latent, rows, config.qk_rope_head_dim, slots), held),
+        holders=layout.holders,
     )

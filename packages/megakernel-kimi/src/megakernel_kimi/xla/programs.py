@@ -53,9 +53,9 @@ class Programs(backend.Programs):
         """See the base class."""
         return cache_shapes(self.rank.layout, self.rows, self.slots, self.rank.held)
 
-    def held_slots(self, slots: int) -> int:
+    def rank_slots(self, slots: int) -> int:
         """See the base class."""
-        return self.rank.layout.held_slots(slots)
+        return self.rank.layout.rank_slots(slots)
 
     @property
     def chunk_rule(self) -> ChunkRule:

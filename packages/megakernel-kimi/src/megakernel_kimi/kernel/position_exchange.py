@@ -1,4 +1,4 @@
-"""Latent attention where the positions of a row are dealt out to ranks.
+"""What surrounds latent attention where the positions of a row are dealt out to ranks.
 
 Each of them attends with the heads of all: queries are gathered first; then every rank sends what
 it found in its positions to the rank whose heads these are, which merges.
@@ -24,20 +24,20 @@ from tpu_collectives import AllToAll, GroupBy, Topology
 
 from megakernel_kimi.kernel.lanes import LaneGather
 
-__all__ = ["PositionShares"]
+__all__ = ["PositionExchange"]
 
 
 @dataclass(frozen=True)
-class PositionShares:
-    """The two exchanges around attention over a rank's share of the positions.
+class PositionExchange:
+    """Gathers queries before, and exchanges results after, attention over a rank's positions.
 
     Attributes:
         topology: the ranks.
         block: rows of a step.
         shape: widths of latent attention.
         heads: H.
-        within: whose positions they are: those of a host, or of all ranks.
-        numerics: policy of queries and results. Between ranks, results are f32.
+        within: ``host`` or ``all``, the ranks that a row's positions are dealt out to.
+        numerics: policy of queries and of merged results; between ranks, results are f32.
     """
 
     topology: Topology
@@ -69,8 +69,8 @@ class PositionShares:
         return self.shape.latent + PARTIAL_LANES
 
     @property
-    def block_bytes(self) -> int:
-        """Of what all heads of a step found."""
+    def result_bytes(self) -> int:
+        """Bytes of what all heads of a step found."""
         return self.members * self.block.rows * self._exchange.width * 4
 
     def scratch(self) -> tuple[Any, Any]:
@@ -83,11 +83,11 @@ class PositionShares:
         """Queries of all heads.
 
         Args:
-            latent: [P, C] of each head of this rank. shared: [P, D].
+            latent: [P, C] of each head of this rank, activation dtype. shared: [P, D].
             use: i32, number of this use of ``refs``.
 
         Returns:
-            [P, G·H, C] and [P, G·H, D].
+            [P, G·H, C] and [P, G·H, D] in the activation dtype, heads in the order of ranks.
         """
         handle = self._queries.start(refs[0], jnp.concatenate([*latent, *shared], axis=1), use)
         wholes = tuple(self.members * part for part in self._queries.parts)
@@ -96,7 +96,8 @@ class PositionShares:
         return jnp.stack(latents, axis=1), jnp.stack(rest, axis=1)
 
     def merge(self, refs: tuple[Any, Any], found: jax.Array, use: Any) -> list[jax.Array]:
-        """Mixed latents [P, C] of each head of this rank, equal to those over all positions.
+        """Mixed latents [P, C] of each head of this rank over all positions, rounded once to the
+        activation dtype.
 
         Args:
             found: f32 [P, G·H, C + 128], what all heads found in this rank's positions.

@@ -9,7 +9,6 @@ from kda_mla_kernels.sampling import Sampling, SamplingParams
 from kda_mla_kernels.testing import recompiled
 from tpu_collectives.testing import quick_options
 
-
 FEATURES = (5, 1)
 
 

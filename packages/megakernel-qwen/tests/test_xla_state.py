@@ -10,6 +10,7 @@ from kda_mla_kernels.testing import recompiled
 from tpu_collectives.testing import quick_options
 
 FEATURES = (5, 1)
+CHUNK = 16  # the shortest program, for prompts of any length
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +44,9 @@ def decoded(model, golden, sequence, state_of_row):
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_any_chunk_size_gives_the_same_logits_and_state(
-    model, golden, sequence, state_of_row, chunk
+    load_tiny, golden, sequence, state_of_row, chunk
 ):
+    model = load_tiny(1, rough=True)
     whole, parts = sequence(model), sequence(model)
     tokens = golden["len70/input_ids"][: 16 if chunk == 1 else 70]
     expected = whole.prefill(tokens)[-1]
@@ -66,12 +68,16 @@ def test_prefill_leaves_the_state_of_one_token_decoding(
         np.testing.assert_allclose(part, decoded[1][9][name], rtol=0, atol=5e-5, err_msg=name)
 
 
-def test_a_row_has_the_same_bits_alone_and_beside_others_of_any_length(model, golden, decoded):
+def test_a_row_has_the_same_bits_alone_and_beside_others_of_any_length(
+    model, golden, sequence, decoded
+):
     """Row 1 repeats the recorded run while rows 0, 2 and 5 hold other prompts."""
-    state, rows = model.init_state(), model.info.max_rows
+    run, rows = sequence(model), model.info.max_rows
     prompts = {0: golden["len70/input_ids"], 1: golden["len7/input_ids"], 2: [5], 5: [9] * 33}
     for row, prompt in prompts.items():
-        state = model.prefill(state, row, prompt, 0).state
+        run.row, run.position = row, 0
+        run.prefill(prompt, CHUNK)
+    state = run.state
     positions = np.array([len(prompts.get(row, [])) for row in range(rows)])
     active = np.isin(np.arange(rows), list(prompts))
     tokens = np.full(rows, 17)
@@ -87,7 +93,7 @@ def test_rows_that_are_not_active_keep_their_state_bit_for_bit(
     model, golden, sequence, state_of_row
 ):
     run = sequence(model, row=3)
-    run.prefill(golden["len70/input_ids"])
+    run.prefill(golden["len70/input_ids"], CHUNK)
     before = state_of_row(run.state, 3, 256)
     run.row, run.position = 0, 0
     run.decode(5)
@@ -137,7 +143,7 @@ def test_two_sequences_are_verified_at_once(model, golden, state_of_row, decoded
 
 def test_a_snapshot_restores_into_another_row(model, golden, sequence, state_of_row):
     run = sequence(model, row=2)
-    run.prefill(golden["len70/input_ids"])
+    run.prefill(golden["len70/input_ids"], CHUNK)
     saved = model.snapshot(run.state, 2, 70)
     before = state_of_row(run.state, 2, 70)
     expected = run.decode(11)
@@ -151,9 +157,9 @@ def test_a_snapshot_restores_into_another_row(model, golden, sequence, state_of_
 
 def test_a_reset_row_starts_anew(model, golden, sequence):
     run = sequence(model, row=0)
-    first = run.prefill(golden["len70/input_ids"])[-1]
+    first = run.prefill(golden["len70/input_ids"], CHUNK)[-1]
     run.state, run.position = model.reset(run.state, 0), 0
-    np.testing.assert_array_equal(run.prefill(golden["len70/input_ids"])[-1], first)
+    np.testing.assert_array_equal(run.prefill(golden["len70/input_ids"], CHUNK)[-1], first)
 
 
 def test_sampled_tokens_depend_on_seed_and_position_only(model, golden):

@@ -44,7 +44,9 @@ POLICIES = pytest.mark.parametrize("numerics", [F32, BF16], ids=lambda policy: p
 def test_outputs_equal_the_references(numerics, sequences, tokens):
     # A sum in another order may tip one of the norm's three roundings.
     tolerance = 1e-5 if numerics is F32 else 3 * 2**-8
-    assert_outputs_equal_the_references(Net(numerics=numerics), sequences, tokens, tolerance)
+    # The others are compiled well for tests of bits.
+    net = Net(numerics=numerics, quick=(sequences, tokens) in ((3, 1), (1, 4)))
+    assert_outputs_equal_the_references(net, sequences, tokens, tolerance)
 
 
 def test_the_committed_state_equals_the_references():
@@ -79,7 +81,7 @@ def test_a_padded_tail_gives_the_same_bits_and_keeps_its_padding():
 
 def test_other_numbers_of_taps_and_heads_equal_the_references():
     shape = GdnShape(key_heads=1, value_heads=3, key_dim=32, value_dim=16, taps=2)
-    assert_states_equal_the_references(Net(shape=shape, layers=1), 1, 2)
+    assert_states_equal_the_references(Net(shape=shape, layers=1, quick=True), 1, 2)
 
 
 def test_parts_of_a_record_start_at_whole_lanes():

@@ -16,12 +16,10 @@ from kda_mla_kernels.gdn.kernel import stage as gdn_stage
 from kda_mla_kernels.gqa.kernel import stage as gqa_stage
 from kda_mla_kernels.mlp import kernel as mlp_stage
 from kda_mla_kernels.norm import rms_norm
-from kda_mla_kernels.numerics import F32
-from megakernel_qwen import package, reference
-from megakernel_qwen.config import QwenConfig
+from megakernel_qwen import package
 from megakernel_qwen.kernel import step
 
-from ..small import random_tensors, small_config, write
+from ..small import random_tensors, reference_logits, small_config, write
 
 TOKENS = [3, 41, 17, 5, 29, 3]
 TOLERANCE = 2e-4
@@ -44,9 +42,7 @@ def model(tmp_path_factory, compiled_quickly):
 @pytest.fixture(scope="module")
 def expected():
     config = small_config(**SIZES)
-    tensors = random_tensors(config)
-    logits, _ = reference.forward(QwenConfig.from_json(config), F32, tensors, jnp.asarray(TOKENS))
-    return np.asarray(logits)
+    return reference_logits(config, random_tensors(config), TOKENS)
 
 
 @pytest.fixture

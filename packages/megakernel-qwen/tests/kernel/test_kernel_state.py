@@ -75,12 +75,15 @@ def test_verify_and_commit_have_the_bits_of_one_token_decoding(
     np.testing.assert_array_equal(run.decode(tokens[accepted]), logits[accepted])
 
 
-def test_a_row_has_the_same_bits_beside_others_of_any_length(model, golden, decoded, state_of_row):
-    state, rows = model.init_state(), model.info.max_rows
+def test_a_row_has_the_same_bits_beside_others_of_any_length(
+    model, golden, sequence, decoded, state_of_row
+):
+    run, rows = sequence(model), model.info.max_rows
     prompts = {0: golden["len70/input_ids"], 1: golden["len7/input_ids"], 2: [5], 5: [9] * 33}
     for row, prompt in prompts.items():
-        for first in range(0, len(prompt), CHUNK):
-            state = model.prefill(state, row, prompt[first : first + CHUNK], first).state
+        run.row, run.position = row, 0
+        run.prefill(prompt, CHUNK)
+    state = run.state
     idle = state_of_row(state, 4, 8)
     positions = np.array([len(prompts.get(row, [])) for row in range(rows)])
     active = np.isin(np.arange(rows), list(prompts))

@@ -37,29 +37,30 @@ WANTED = {
 }
 
 
-def run_open(arguments: str, **environment: str) -> str:
-    """Opens a checkpoint in a process of its own: the cache's place is read at import."""
-    return run_hub(
-        f"checkpoint = open_checkpoint({arguments})",
-        "checkpoint.name, checkpoint.folder, checkpoint.read('w').tolist()",
-        **environment,
-    )
+def run_open(*arguments: str, **environment: str) -> list[str]:
+    """Opens checkpoints in a process of their own: the cache's place is read at import."""
+    calls = [f"open_checkpoint({each})" for each in arguments]
+    return run_hub(calls, "found.name, found.folder, found.read('w').tolist()", **environment)
 
 
-def run_fetch(arguments: str, **environment: str) -> str:
-    """Fetches one file in a process of its own."""
-    return run_hub(f"file = fetch_file({arguments})", "file", **environment)
+def run_fetch(*arguments: str, **environment: str) -> list[str]:
+    """Fetches single files in a process of their own."""
+    return run_hub([f"fetch_file({each})" for each in arguments], "found", **environment)
 
 
-def run_hub(call: str, shown: str, **environment: str) -> str:
+def run_hub(calls: list[str], shown: str, **environment: str) -> list[str]:
+    """What is shown of each call's result, or its error."""
     script = f"""
+        import json
         from kda_mla_kernels.checkpoint import fetch_file, open_checkpoint
-        try:
-            {call}
-        except ValueError as error:
-            print(type(error).__name__, error)
-        else:
-            print({shown})
+        for call in [{", ".join(f"lambda: {call}" for call in calls)}]:
+            try:
+                found = call()
+            except ValueError as error:
+                seen = type(error).__name__, error
+            else:
+                seen = [{shown}]
+            print(json.dumps(" ".join(map(str, seen))))
     """
     clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
@@ -72,7 +73,7 @@ def run_hub(call: str, shown: str, **environment: str) -> str:
         text=True,
         check=True,
     )
-    return done.stdout.strip()
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.fixture
@@ -88,32 +89,34 @@ def cache(tmp_path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    ["'org/tiny'", "'org/tiny', 'main'", f"'org/tiny', revision='{COMMIT}'", "'org/tiny@main'"],
-)
-def test_an_offline_machine_reads_a_cached_repository(cache, arguments):
-    shown = run_open(arguments, HF_HOME=str(cache), HF_HUB_OFFLINE="1")
-    assert shown.startswith("org/tiny ")
-    assert shown.endswith(f"snapshots/{COMMIT} [0.0, 1.0, 2.0]")
+def test_an_offline_machine_reads_a_cached_repository(cache):
+    names = (
+        "'org/tiny'",
+        "'org/tiny', 'main'",
+        f"'org/tiny', revision='{COMMIT}'",
+        "'org/tiny@main'",
+    )
+    for shown in run_open(*names, HF_HOME=str(cache), HF_HUB_OFFLINE="1"):
+        assert shown.startswith("org/tiny ")
+        assert shown.endswith(f"snapshots/{COMMIT} [0.0, 1.0, 2.0]")
 
 
 def test_the_offline_argument_needs_no_environment(cache):
-    shown = run_open("'org/tiny', offline=True", HF_HOME=str(cache))
+    (shown,) = run_open("'org/tiny', offline=True", HF_HOME=str(cache))
     assert shown.startswith("org/tiny ")
 
 
-@pytest.mark.parametrize("arguments", ["'org/other'", "'org/tiny', 'v2'", f"'org/tiny@{'0' * 40}'"])
-def test_an_offline_machine_says_what_is_not_cached_and_where_it_looked(cache, arguments):
-    shown = run_open(arguments, HF_HOME=str(cache), HF_HUB_OFFLINE="1")
-    assert shown.startswith("CheckpointError no folder 'org/")
-    assert f"in the cache '{cache / 'hub'}'" in shown
-    assert shown.endswith("offline mode is on")
-    assert "\n" not in shown
+def test_an_offline_machine_says_what_is_not_cached_and_where_it_looked(cache):
+    names = "'org/other'", "'org/tiny', 'v2'", f"'org/tiny@{'0' * 40}'"
+    for shown in run_open(*names, HF_HOME=str(cache), HF_HUB_OFFLINE="1"):
+        assert shown.startswith("CheckpointError no folder 'org/")
+        assert f"in the cache '{cache / 'hub'}'" in shown
+        assert shown.endswith("offline mode is on")
+        assert "\n" not in shown
 
 
 def test_a_machine_without_connection_says_so(tmp_path):
-    shown = run_open("'org/tiny'", HF_HOME=str(tmp_path), HF_ENDPOINT="http://127.0.0.1:9")
+    (shown,) = run_open("'org/tiny'", HF_HOME=str(tmp_path), HF_ENDPOINT="http://127.0.0.1:9")
     assert shown.startswith("CheckpointError no folder 'org/tiny' exists here")
     assert "no connection" in shown
 
@@ -189,28 +192,31 @@ def hub():
 
 def test_a_download_takes_weights_and_tokenizer_but_no_code(tmp_path, hub):
     endpoint, requested = hub
-    shown = run_open("'org/tiny', progress=False", HF_HOME=str(tmp_path), HF_ENDPOINT=endpoint)
+    (shown,) = run_open("'org/tiny', progress=False", HF_HOME=str(tmp_path), HF_ENDPOINT=endpoint)
     assert shown.endswith("[0.0, 1.0, 2.0]")
     snapshot = tmp_path / "hub" / "models--org--tiny" / "snapshots" / COMMIT
     assert {file.name for file in snapshot.iterdir()} == WANTED
     assert not [path for path in requested if path.endswith((".py", ".bin", ".md"))]
-    again = run_open("'org/tiny', offline=True", HF_HOME=str(tmp_path), HF_ENDPOINT=endpoint)
+    (again,) = run_open("'org/tiny', offline=True", HF_HOME=str(tmp_path), HF_ENDPOINT=endpoint)
     assert again == shown
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("'org/unknown'", "repository 'org/unknown' does not exist or is private"),
-        ("'org/tiny', 'v9'", "repository 'org/tiny@v9' has no such revision"),
-        ("'org/gated'", "repository 'org/gated' needs access rights"),
-    ],
-)
-def test_what_the_hub_refuses_is_one_clear_sentence(tmp_path, hub, arguments, message):
-    shown = run_open(arguments, HF_HOME=str(tmp_path), HF_ENDPOINT=hub[0])
-    assert shown.startswith("CheckpointError no folder 'org/")
-    assert message in shown
-    assert "\n" not in shown
+def assert_refused(shown, messages):
+    """Each in one clear sentence."""
+    for one, message in zip(shown, messages, strict=True):
+        assert one.startswith("CheckpointError no folder 'org/")
+        assert message in one
+        assert "\n" not in one
+
+
+def test_what_the_hub_refuses_is_one_clear_sentence(tmp_path, hub):
+    refused = {
+        "'org/unknown'": "repository 'org/unknown' does not exist or is private",
+        "'org/tiny', 'v9'": "repository 'org/tiny@v9' has no such revision",
+        "'org/gated'": "repository 'org/gated' needs access rights",
+    }
+    shown = run_open(*refused, HF_HOME=str(tmp_path), HF_ENDPOINT=hub[0])
+    assert_refused(shown, refused.values())
 
 
 # Single files
@@ -219,35 +225,32 @@ def test_what_the_hub_refuses_is_one_clear_sentence(tmp_path, hub, arguments, me
 def test_a_single_file_is_fetched_alone(tmp_path, hub):
     endpoint, requested = hub
     places = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": endpoint}
-    shown = run_fetch("'org/tiny@main', 'config.json'", **places)
+    (shown,) = run_fetch("'org/tiny@main', 'config.json'", **places)
     assert Path(shown).read_bytes() == FILES["config.json"]
     assert {path.rsplit("/", 1)[1] for path in requested} == {"config.json"}
-    assert run_fetch("'org/tiny', 'absent.json', 'main'", **places) == "None"
+    assert run_fetch("'org/tiny', 'absent.json', 'main'", **places) == ["None"]
 
 
 def test_without_a_network_a_cached_snapshot_says_which_files_exist(cache):
     places = {"HF_HOME": str(cache), "HF_HUB_OFFLINE": "1"}
-    assert run_fetch("'org/tiny@main', 'config.json'", **places).endswith(f"{COMMIT}/config.json")
-    assert run_fetch("'org/tiny', 'chat_template.jinja'", **places) == "None"
-    assert run_fetch("'org/tiny', 'absent.json', offline=True", HF_HOME=str(cache)) == "None"
+    files = "'org/tiny@main', 'config.json'", "'org/tiny', 'chat_template.jinja'"
+    there, absent = run_fetch(*files, **places)
+    assert there.endswith(f"{COMMIT}/config.json")
+    assert absent == "None"
+    assert run_fetch("'org/tiny', 'absent.json', offline=True", HF_HOME=str(cache)) == ["None"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("'org/tiny', 'config.json', 'v9'", "repository 'org/tiny@v9' has no such revision"),
-        ("'org/gated', 'config.json'", "repository 'org/gated' needs access rights"),
-    ],
-)
-def test_a_single_file_fails_in_the_same_words_as_a_checkpoint(tmp_path, hub, arguments, message):
-    shown = run_fetch(arguments, HF_HOME=str(tmp_path), HF_ENDPOINT=hub[0])
-    assert shown.startswith("CheckpointError no folder 'org/")
-    assert message in shown
-    assert "\n" not in shown
+def test_a_single_file_fails_in_the_same_words_as_a_checkpoint(tmp_path, hub):
+    refused = {
+        "'org/tiny', 'config.json', 'v9'": "repository 'org/tiny@v9' has no such revision",
+        "'org/gated', 'config.json'": "repository 'org/gated' needs access rights",
+    }
+    shown = run_fetch(*refused, HF_HOME=str(tmp_path), HF_ENDPOINT=hub[0])
+    assert_refused(shown, refused.values())
 
 
 def test_a_single_file_that_is_not_cached_says_so(tmp_path):
-    shown = run_fetch("'org/tiny', 'config.json'", HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
+    (shown,) = run_fetch("'org/tiny', 'config.json'", HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
     assert "is not (completely) in the cache" in shown
     assert shown.endswith("offline mode is on")
 

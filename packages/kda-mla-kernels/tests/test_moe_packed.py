@@ -10,6 +10,7 @@ from kda_mla_kernels import moe
 from kda_mla_kernels.mlp import situ
 from kda_mla_kernels.numerics import F32
 from kda_mla_kernels.quant import Mxfp4, decode, decode_halves, evens_first
+from tpu_collectives.testing import quick_options
 
 TOKENS, EXPERTS, CHANNELS, LATENT, TOP_K = 6, 24, 32, 64, 4
 ACTIVATION = partial(situ, beta=4.0, linear_beta=25.0, numerics=F32)
@@ -51,9 +52,15 @@ CHOICES = {
 FORMS = {"rows": moe.packed_experts, "tiles": moe.packed_experts_in_tiles}
 
 
+@partial(jax.jit, static_argnames=("form", "first"), compiler_options=quick_options())
 def run(form, packed, x, chosen, first=0):
     held = moe.HeldExperts(moe.StackedExperts(packed, 1), first, jnp.float32)
-    return jax.jit(lambda x, r: FORMS[form](x, held, r, ACTIVATION, F32))(x, chosen)
+    return FORMS[form](x, held, chosen, ACTIVATION, F32)
+
+
+@partial(jax.jit, compiler_options=quick_options())
+def every_expert(x, whole, chosen):
+    return moe.every_expert(x, whole, chosen, ACTIVATION, F32)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +73,7 @@ def x():
 def test_both_forms_give_what_every_expert_gives(form, choice, experts, x):
     whole, packed = experts
     chosen = routes(CHOICES[choice])
-    expected = moe.every_expert(x, whole, chosen, ACTIVATION, F32)
+    expected = every_expert(x, whole, chosen)
     np.testing.assert_allclose(run(form, packed, x, chosen), expected, rtol=0, atol=2e-4)
 
 
@@ -78,7 +85,7 @@ def test_parts_of_the_experts_sum_to_the_whole(form, experts, x):
     for first in (0, 12):
         part = jax.tree.map(lambda stack, first=first: stack[:, first : first + 12], packed)
         total += np.asarray(run(form, part, x, chosen, first))
-    expected = moe.every_expert(x, whole, chosen, ACTIVATION, F32)
+    expected = every_expert(x, whole, chosen)
     np.testing.assert_allclose(total, expected, rtol=0, atol=2e-4)
 
 
@@ -86,7 +93,7 @@ def test_many_rows_of_one_expert_take_several_tiles(experts):
     whole, packed = experts
     x = jax.random.normal(jax.random.key(1), (80, LATENT))
     chosen = routes([[1, 2, 5, 6 + t % 17] for t in range(80)])
-    expected = moe.every_expert(x, whole, chosen, ACTIVATION, F32)
+    expected = every_expert(x, whole, chosen)
     np.testing.assert_allclose(run("tiles", packed, x, chosen), expected, rtol=0, atol=2e-4)
 
 

@@ -155,13 +155,17 @@ def load_tiny(short_folder):
 def row_state(state, row, positions):
     """One row's recurrent state and the first positions of what it caches, as numpy."""
     caches = state.caches
-    kept = {
-        "tail": caches.tail[:, :, row, :3],
-        "delta": caches.delta[:, :, row],
-        "latents": caches.latents[:, :, row, :positions],
-        "shared": caches.shared[:, :, row, :, :positions],
+    # Cut to the positions by numpy: jax compiles a program for each shape.
+    tail, delta, latents, shared = (
+        np.asarray(part[:, :, row])
+        for part in (caches.tail, caches.delta, caches.latents, caches.shared)
+    )
+    return {
+        "tail": tail[:, :, :3],
+        "delta": delta,
+        "latents": latents[:, :, :positions],
+        "shared": shared[..., :positions],
     }
-    return {name: np.asarray(part) for name, part in kept.items()}
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from kda_mla_kernels.backend import RANKS
 from kda_mla_kernels.checkpoint import Checkpoint, open_checkpoint
 from kda_mla_kernels.errors import CheckpointError, ConfigError
 from kda_mla_kernels.numerics import BF16, F32
-from kda_mla_kernels.testing import Sequence
+from kda_mla_kernels.testing import Sequence, recompiled
 from megakernel_kimi import convert as command
 from megakernel_kimi import package
 from megakernel_kimi.config import KimiConfig
@@ -33,6 +33,7 @@ from megakernel_kimi.kernel import source
 from megakernel_kimi.kernel.loading import load_kernel_weights
 from megakernel_kimi.layout import KimiLayout
 from megakernel_kimi.loading import RankReader
+from tpu_collectives.testing import quick_options
 from vmem_pool.container import open_container
 
 TINY = Path(__file__).parent / "golden" / "k3_tiny"
@@ -378,7 +379,8 @@ def test_both_forms_give_the_golden_tokens(form, tiny_checkpoint, tiny_config, g
     convert(tiny_checkpoint, tmp_path / form, target(tiny_config, 1, form=form))
     answer = golden["len7/fp32/greedy_tokens"]
     tokens = [*golden["len7/input_ids"], *answer[:-1]]
-    (logits,) = Sequence(load(tmp_path / form, ranks=1)).prefill(tokens, all_logits=True)
+    model = recompiled(load(tmp_path / form, ranks=1), quick_options())
+    (logits,) = Sequence(model).prefill(tokens, all_logits=True)
     assert logits[6:].argmax(-1).tolist() == answer.tolist()
 
 

@@ -131,7 +131,7 @@ def test_loaded_weights_have_the_planned_shapes(ranks, load_tiny, tiny_config):
 
 def test_experts_may_be_dealt_out_instead_of_split(load_tiny, golden):
     """4 ranks as two groups of two: each group holds half of the experts."""
-    model = load_tiny(4, expert_tp=2, max_rows=2)
+    model = load_tiny(4, rough=True, expert_tp=2, max_rows=2)
     tokens = golden["len7/input_ids"]
     out = model.prefill(model.init_state(), 1, tokens, 0, all_logits=True)
     np.testing.assert_allclose(out.logits, golden["len7/fp32/logits"], rtol=0, atol=1e-3)
@@ -197,7 +197,7 @@ MISTAKES = {
 @pytest.fixture(scope="module")
 def logits_of(load_tiny, golden):
     """Logits of the golden prompt from changed tensors; all run in one model's programs."""
-    model = load_tiny(1, feature_layers=tuple(range(8)))
+    model = load_tiny(1, rough=True, feature_layers=tuple(range(8)))
 
     def run(changes):
         rank, mesh = model.programs.rank, model.programs.mesh

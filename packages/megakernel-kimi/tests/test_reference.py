@@ -17,7 +17,7 @@ MAX_LOGIT_ERROR, MEAN_LOGIT_ERROR = 1e-3, 3e-5
 
 # Programs are compiled in a hurry: each runs a few times. Without the second option XLA
 # would keep intermediates in f32.
-FAST = quick_options(same_bits=True) | {"xla_allow_excess_precision": False}
+FAST = quick_options() | {"xla_allow_excess_precision": False}
 
 
 def compiled(config, numerics=F32):

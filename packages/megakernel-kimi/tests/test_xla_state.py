@@ -5,6 +5,7 @@ import pytest
 from kda_mla_kernels.testing import Sequence
 
 STEPS = 9
+CHUNK = 16  # the shortest program, for prompts of any length
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,8 @@ def assert_states_equal(ours, other):
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
-def test_any_chunk_size_gives_the_same_logits_and_state(model, golden, state_of_row, chunk):
+def test_any_chunk_size_gives_the_same_logits_and_state(load_tiny, golden, state_of_row, chunk):
+    model = load_tiny(1, short=True, rough=True)
     whole, parts = Sequence(model), Sequence(model)
     tokens = golden["len70/input_ids"][: 16 if chunk == 1 else 70]
     expected = whole.prefill(tokens, all_logits=True)[-1][-1]
@@ -54,10 +56,12 @@ def test_prefill_leaves_the_state_of_one_token_decoding(model, golden, state_of_
 
 def test_a_row_has_the_same_bits_alone_and_beside_others_of_any_length(model, golden, decoded):
     """Row 1 repeats the recorded run while rows 0, 2 and 5 hold other prompts."""
-    state, rows = model.init_state(), model.info.max_rows
+    run, rows = Sequence(model), model.info.max_rows
     prompts = {0: golden["len70/input_ids"], 1: golden["len7/input_ids"], 2: [5], 5: [9] * 15}
     for row, prompt in prompts.items():
-        state = model.prefill(state, row, prompt, 0, all_logits=True).state
+        run.row, run.position = row, 0
+        run.prefill(prompt, CHUNK, all_logits=True)
+    state = run.state
     positions = np.array([len(prompts.get(row, [])) for row in range(rows)])
     active = np.isin(np.arange(rows), list(prompts))
     tokens = np.full(rows, 17)
@@ -71,7 +75,7 @@ def test_a_row_has_the_same_bits_alone_and_beside_others_of_any_length(model, go
 
 def test_rows_that_are_not_active_keep_their_state_bit_for_bit(model, golden, state_of_row):
     run = Sequence(model, row=3)
-    run.prefill(golden["len70/input_ids"], all_logits=True)
+    run.prefill(golden["len70/input_ids"], CHUNK, all_logits=True)
     before = state_of_row(run.state, 3, 256)
     run.row, run.position = 0, 0
     run.decode(5)
@@ -121,14 +125,14 @@ def test_a_snapshot_restores_into_another_row_and_a_reset_row_starts_anew(
     model, golden, state_of_row
 ):
     run = Sequence(model, row=2)
-    first = run.prefill(golden["len70/input_ids"], all_logits=True)[-1]
+    first = run.prefill(golden["len70/input_ids"], CHUNK, all_logits=True)[-1]
     saved = model.snapshot(run.state, 2, 70)
     before = state_of_row(run.state, 2, 70)
     expected = run.decode(11)
     run.state, run.position = model.reset(run.state, 2), 0
     assert not any(part.any() for part in state_of_row(run.state, 2, 256).values())
     np.testing.assert_array_equal(
-        run.prefill(golden["len70/input_ids"], all_logits=True)[-1], first
+        run.prefill(golden["len70/input_ids"], CHUNK, all_logits=True)[-1], first
     )
     run.state, run.row, run.position = model.restore(run.state, 7, saved), 7, 70
     assert_states_equal(state_of_row(run.state, 7, 70), before)

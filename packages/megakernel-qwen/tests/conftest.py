@@ -80,13 +80,17 @@ def sequence():
 def row_state(state, row, positions):
     """One row's recurrent state and the keys and values of its first positions, as numpy."""
     caches = state.caches
-    kept = {
-        "tail": caches.tail[:, :, row, :3],
-        "delta": caches.delta[:, :, row],
-        "keys": caches.keys[:, :, row, ..., :positions],
-        "values": caches.values[:, :, row, :, :positions],
+    # Cut to the positions by numpy: jax compiles a program for each shape.
+    tail, delta, keys, values = (
+        np.asarray(part[:, :, row])
+        for part in (caches.tail, caches.delta, caches.keys, caches.values)
+    )
+    return {
+        "tail": tail[:, :, :3],
+        "delta": delta,
+        "keys": keys[..., :positions],
+        "values": values[..., :positions, :],
     }
-    return {name: np.asarray(part) for name, part in kept.items()}
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,16 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from kda_mla_kernels.numerics import F32
+from megakernel_qwen import reference
 from megakernel_qwen.config import QwenConfig
 from megakernel_qwen.tensors import expected_tensors
 from safetensors.numpy import save_file
+from tpu_collectives.testing import quick_options
 
 NESTED = "model.language_model."
 
@@ -50,3 +55,13 @@ def write(folder, config, tensors, **files):
         (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
     save_file(dict(tensors), folder / "model.safetensors")
     return folder
+
+
+def reference_logits(config, tensors, tokens):
+    """What our reference makes of some tokens."""
+
+    def forward(tokens):
+        return reference.forward(QwenConfig.from_json(config), F32, tensors, tokens)[0]
+
+    quick = jax.jit(forward, compiler_options=quick_options())
+    return np.asarray(quick(jnp.asarray(tokens)))

@@ -1,21 +1,21 @@
 """How a model is cut over ranks: which counts fit, and that nothing is lost or doubled."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
 from kda_mla_kernels.checkpoint import open_checkpoint
 from kda_mla_kernels.errors import ConfigError
-from kda_mla_kernels.numerics import F32
-from megakernel_qwen import package, reference
+from kda_mla_kernels.testing import recompiled
+from megakernel_qwen import package
 from megakernel_qwen.config import QwenConfig
 from megakernel_qwen.layout import QwenLayout, legal_ranks
 from megakernel_qwen.tensors import HEAD, expected_tensors
 from megakernel_qwen.weights import load_weights
+from tpu_collectives.testing import quick_options
 
 from .family import SIZES, bare
-from .small import NESTED, random_tensors, small_config, write
+from .small import NESTED, random_tensors, reference_logits, small_config, write
 
 LEGAL = {
     "0.8B": (1, 2, 4, 6, 8, 16),
@@ -97,8 +97,9 @@ def test_padded_heads_change_no_result(backend, tmp_path):
         max_context=128,
     )
     tokens = np.array([3, 47])
+    model = recompiled(model, quick_options())
     out = model.verify(model.init_state(), [0], [tokens], [0])
-    expected, _ = reference.forward(QwenConfig.from_json(config), F32, tensors, jnp.array(tokens))
+    expected = reference_logits(config, tensors, tokens)
     np.testing.assert_allclose(np.asarray(out.logits)[0], expected, rtol=0, atol=2e-4)
 
 
@@ -249,6 +250,7 @@ def test_padding_of_the_vocabulary_leaves_no_trace(uneven):
     logits = []
     for ranks in (1, 4):
         model = package.load(uneven, devices=jax.devices()[:ranks], max_rows=2, max_context=64)
+        model = recompiled(model, quick_options())
         out = model.prefill(model.init_state(), 0, tokens, 0, all_logits=True)
         logits.append(np.asarray(out.logits))
         assert model.info.vocab_size == 510

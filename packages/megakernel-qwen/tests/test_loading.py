@@ -5,18 +5,17 @@ import shutil
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 from kda_mla_kernels.checkpoint import Checkpoint
 from kda_mla_kernels.errors import CheckpointError, ConfigError
-from kda_mla_kernels.numerics import F32
-from megakernel_qwen import package, reference
-from megakernel_qwen.config import QwenConfig
+from kda_mla_kernels.testing import recompiled
+from megakernel_qwen import package
 from megakernel_qwen.tensors import HEAD
+from tpu_collectives.testing import quick_options
 
-from .small import NESTED, random_tensors, small_config, write
+from .small import NESTED, random_tensors, reference_logits, small_config, write
 
 
 def load(folder, ranks=1, **options):
@@ -281,13 +280,13 @@ def test_a_tied_model_computes_what_the_reference_does(tmp_path):
     config = small_config(tie_word_embeddings=True)
     tensors = random_tensors(config)
     assert HEAD not in tensors
-    model = load(write(tmp_path / "tied", config, tensors))
+    model = recompiled(load(write(tmp_path / "tied", config, tensors)), quick_options())
     assert model.weights.head is None
-    tokens = jnp.array([3, 47, 0, 11, 11, 30, 2])
+    tokens = [3, 47, 0, 11, 11, 30, 2]
     out = model.prefill(model.init_state(), 1, tokens, 0, all_logits=True)
-    expected, _ = reference.forward(QwenConfig.from_json(config), F32, tensors, tokens)
-    assert np.asarray(expected).std() > 0.5
-    np.testing.assert_allclose(np.asarray(out.logits), np.asarray(expected), rtol=0, atol=1e-4)
+    expected = reference_logits(config, tensors, tokens)
+    assert expected.std() > 0.5
+    np.testing.assert_allclose(np.asarray(out.logits), expected, rtol=0, atol=1e-4)
 
 
 # Planted mistakes: what a loader that takes one tensor for another would hold must show in the
@@ -350,7 +349,7 @@ MAX_LOGIT_ERROR = 2e-4
 @pytest.fixture(scope="module")
 def logits_of(tmp_path_factory, tiny_folder, load_tiny, golden):
     """Logits of the golden prompt from changed tensors; all run in one model's programs."""
-    model = load_tiny(1, feature_layers=tuple(range(8)), stack_layers=False)
+    model = load_tiny(1, rough=True, feature_layers=tuple(range(8)), stack_layers=False)
     folder = tmp_path_factory.mktemp("mistakes")
     config = json.loads((tiny_folder / "config.json").read_text(encoding="utf-8"))
 

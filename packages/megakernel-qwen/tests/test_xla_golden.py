@@ -17,11 +17,18 @@ def model(request, load_tiny):
     )
 
 
-def on_ranks(*short):
+def on_ranks(*short, slow=(4,)):
     """All rank counts with the 70-token prompt; shorter prompts, a program each, on one rank."""
     pairs = [(1, n) for n in short] + [(ranks, 70) for ranks in (1, 2, 4, 8)]
-    names = [f"{ranks} ranks, {n} tokens" for ranks, n in pairs]
-    return pytest.mark.parametrize(("model", "n"), pairs, indirect=["model"], ids=names)
+    cases = [
+        pytest.param(
+            *pair,
+            id="{} ranks, {} tokens".format(*pair),
+            marks=[pytest.mark.slow] if pair[0] in slow else [],
+        )
+        for pair in pairs
+    ]
+    return pytest.mark.parametrize(("model", "n"), cases, indirect=["model"])
 
 
 @on_ranks(7)
@@ -50,7 +57,7 @@ def test_states_after_the_prompt_equal_the_golden(
     np.testing.assert_allclose(delta, expected, rtol=0, atol=3e-5)
 
 
-@on_ranks(1)
+@on_ranks(1, slow=(2, 4))
 def test_greedy_tokens_equal_the_golden(model, golden, sequence, n):
     run = sequence(model, row=2)
     logits = run.prefill(golden[f"len{n}/input_ids"], all_logits=True)[0][-1]

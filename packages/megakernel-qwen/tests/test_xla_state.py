@@ -1,14 +1,33 @@
 """Rows, chunks, verify and commit, snapshots: what the backend promises beyond right numbers."""
 
+from functools import cache
+
 import jax
 import numpy as np
 import pytest
 from kda_mla_kernels.sampling import Sampling, SamplingParams
+from kda_mla_kernels.testing import recompiled
+from tpu_collectives.testing import quick_options
+
+FEATURES = (5, 1)
+CHUNK = 16  # the shortest program, for prompts of any length
 
 
 @pytest.fixture(scope="module")
-def model(load_tiny):
-    return load_tiny(1)
+def model(compiled_for_bits):
+    return compiled_for_bits(1)
+
+
+@pytest.fixture(scope="module")
+def compiled_for_bits(load_tiny):
+    """Models that compile quickly and fuse as they do by default, on which bits may depend."""
+
+    @cache
+    def load(ranks, **options):
+        model = load_tiny(ranks, **{"feature_layers": FEATURES, **options})
+        return recompiled(model, quick_options(same_bits=True))
+
+    return load
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +44,9 @@ def decoded(model, golden, sequence, state_of_row):
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_any_chunk_size_gives_the_same_logits_and_state(
-    model, golden, sequence, state_of_row, chunk
+    load_tiny, golden, sequence, state_of_row, chunk
 ):
+    model = load_tiny(1, rough=True)
     whole, parts = sequence(model), sequence(model)
     tokens = golden["len70/input_ids"][: 16 if chunk == 1 else 70]
     expected = whole.prefill(tokens)[-1]
@@ -48,12 +68,16 @@ def test_prefill_leaves_the_state_of_one_token_decoding(
         np.testing.assert_allclose(part, decoded[1][9][name], rtol=0, atol=5e-5, err_msg=name)
 
 
-def test_a_row_has_the_same_bits_alone_and_beside_others_of_any_length(model, golden, decoded):
+def test_a_row_has_the_same_bits_alone_and_beside_others_of_any_length(
+    model, golden, sequence, decoded
+):
     """Row 1 repeats the recorded run while rows 0, 2 and 5 hold other prompts."""
-    state, rows = model.init_state(), model.info.max_rows
+    run, rows = sequence(model), model.info.max_rows
     prompts = {0: golden["len70/input_ids"], 1: golden["len7/input_ids"], 2: [5], 5: [9] * 33}
     for row, prompt in prompts.items():
-        state = model.prefill(state, row, prompt, 0).state
+        run.row, run.position = row, 0
+        run.prefill(prompt, CHUNK)
+    state = run.state
     positions = np.array([len(prompts.get(row, [])) for row in range(rows)])
     active = np.isin(np.arange(rows), list(prompts))
     tokens = np.full(rows, 17)
@@ -69,7 +93,7 @@ def test_rows_that_are_not_active_keep_their_state_bit_for_bit(
     model, golden, sequence, state_of_row
 ):
     run = sequence(model, row=3)
-    run.prefill(golden["len70/input_ids"])
+    run.prefill(golden["len70/input_ids"], CHUNK)
     before = state_of_row(run.state, 3, 256)
     run.row, run.position = 0, 0
     run.decode(5)
@@ -108,25 +132,18 @@ def test_two_sequences_are_verified_at_once(model, golden, state_of_row, decoded
     for t in range(4):
         np.testing.assert_array_equal(np.asarray(out.logits)[0, t], logits[t + 1])
     np.testing.assert_array_equal(np.asarray(out.logits)[1, 0], logits[1])
+    assert out.features.shape == (2, 4, len(FEATURES), 256)
+    whole = model.prefill(model.init_state(), 0, [*golden["len7/input_ids"], *tokens], 0)
+    np.testing.assert_allclose(out.features[0], whole.features[7:], rtol=0, atol=2e-4)
     state = model.commit(out.state, [3, 1])
     for row, count in ((6, 3), (1, 1)):
         for name, part in state_of_row(state, row, 7 + count).items():
             np.testing.assert_array_equal(part, states[count][name], err_msg=name)
 
 
-def test_features_of_verify_are_those_of_prefill(load_tiny, golden):
-    model = load_tiny(1, feature_layers=(5, 1), max_rows=4)
-    tokens = golden["len7/input_ids"]
-    whole = model.prefill(model.init_state(), 0, tokens, 0).features
-    state = model.prefill(model.init_state(), 0, tokens[:3], 0).state
-    out = model.verify(state, [0], [tokens[3:]], [3])
-    assert out.features.shape == (1, 4, 2, 256)
-    np.testing.assert_allclose(out.features[0], whole[3:], rtol=0, atol=2e-4)
-
-
 def test_a_snapshot_restores_into_another_row(model, golden, sequence, state_of_row):
     run = sequence(model, row=2)
-    run.prefill(golden["len70/input_ids"])
+    run.prefill(golden["len70/input_ids"], CHUNK)
     saved = model.snapshot(run.state, 2, 70)
     before = state_of_row(run.state, 2, 70)
     expected = run.decode(11)
@@ -140,9 +157,9 @@ def test_a_snapshot_restores_into_another_row(model, golden, sequence, state_of_
 
 def test_a_reset_row_starts_anew(model, golden, sequence):
     run = sequence(model, row=0)
-    first = run.prefill(golden["len70/input_ids"])[-1]
+    first = run.prefill(golden["len70/input_ids"], CHUNK)[-1]
     run.state, run.position = model.reset(run.state, 0), 0
-    np.testing.assert_array_equal(run.prefill(golden["len70/input_ids"])[-1], first)
+    np.testing.assert_array_equal(run.prefill(golden["len70/input_ids"], CHUNK)[-1], first)
 
 
 def test_sampled_tokens_depend_on_seed_and_position_only(model, golden):
@@ -163,16 +180,18 @@ def test_sampled_tokens_depend_on_seed_and_position_only(model, golden):
     assert len(set(drawn)) > 4
 
 
-def test_stacked_layers_give_the_unrolled_result(model, load_tiny, golden):
-    unrolled = load_tiny(1, stack_layers=False)
+@pytest.mark.slow
+def test_stacked_layers_give_the_unrolled_result(model, compiled_for_bits, golden):
+    unrolled = compiled_for_bits(1, stack_layers=False)
     a, b = (
-        m.prefill(m.init_state(), 0, golden["len70/input_ids"], 0).logits for m in (model, unrolled)
+        m.prefill(m.init_state(), 0, golden["len70/input_ids"][:16], 0).logits
+        for m in (model, unrolled)
     )
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-4)
 
 
-def test_several_ranks_verify_as_they_decode(load_tiny, golden, sequence, state_of_row):
-    model = load_tiny(8)
+def test_several_ranks_verify_as_they_decode(compiled_for_bits, golden, sequence, state_of_row):
+    model = compiled_for_bits(8)
     one, many = sequence(model), sequence(model)
     tokens = golden["len7/fp32/greedy_tokens"]
     for run in (one, many):
@@ -187,7 +206,7 @@ def test_several_ranks_verify_as_they_decode(load_tiny, golden, sequence, state_
 
 
 def state_after_verify(model):
-    return model.verify(model.init_state(), [0], [[1, 2]], [0]).state
+    return model.verify(model.init_state(), [0], [[1] * 8], [0]).state
 
 
 WRONG_CALLS = {
@@ -204,7 +223,7 @@ WRONG_CALLS = {
     "verify takes rows": lambda m: m.verify(m.init_state(), [0], [1, 2], [0]),
     "call commit first": lambda m: m.prefill(state_after_verify(m), 0, [1], 0),
     "call verify first": lambda m: m.commit(m.init_state(), [1]),
-    "counts in 0..2": lambda m: m.commit(state_after_verify(m), [3]),
+    "counts in 0..8": lambda m: m.commit(state_after_verify(m), [9]),
     "length 257 lies outside": lambda m: m.snapshot(m.init_state(), 0, 257),
 }
 

@@ -78,7 +78,7 @@ def test_greedy_tokens_are_those_of_plain_decoding_in_fewer_steps(model):
     assert found.tokens_per_round > 2
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
 def test_sampled_tokens_are_those_of_plain_decoding_with_the_same_seed(model, seed):
     params = SamplingParams(temperature=1.8, top_p=0.99, seed=seed)
     plain = decode_plainly(model, REPETITIVE, params)

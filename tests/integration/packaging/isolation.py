@@ -106,8 +106,7 @@ class Environment:
 
 def build(package: Package, target: Path) -> tuple[Path, Path]:
     """Builds wheel and source distribution with the declared back end."""
-    for kind in ("wheel", "sdist"):
-        _hatchling(package.folder, kind, target)
+    _hatchling(package.folder, target, "wheel", "sdist")
     stem = f"{package.import_name}-{package.version}"
     return target / f"{stem}-py3-none-any.whl", target / f"{stem}.tar.gz"
 
@@ -117,16 +116,18 @@ def build_wheel_from(sdist: Path, target: Path) -> Path:
     with tempfile.TemporaryDirectory() as folder:
         shutil.unpack_archive(sdist, folder, filter="data")
         (unpacked,) = Path(folder).iterdir()
-        _hatchling(unpacked, "wheel", target)
+        _hatchling(unpacked, target, "wheel")
     (wheel,) = target.glob("*.whl")
     return wheel
 
 
-def _hatchling(folder: Path, kind: str, target: Path) -> None:
-    command = [sys.executable, "-m", "hatchling", "build", "--target", kind, "--directory", target]
+def _hatchling(folder: Path, target: Path, *kinds: str) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "--directory", target]
+    command += [part for kind in kinds for part in ("--target", kind)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"building the {kind} of {folder} failed:\n{done.stdout}{done.stderr}")
+        what = " and ".join(kinds)
+        raise RuntimeError(f"building {what} of {folder} failed:\n{done.stdout}{done.stderr}")
 
 
 def create(folder: Path, wheels: Path, package: Package) -> Environment:

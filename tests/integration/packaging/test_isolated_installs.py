@@ -12,7 +12,7 @@ from .workspace import packages
 
 pytestmark = pytest.mark.isolated
 
-OWN_TEST_SECONDS = 5
+OWN_TEST_SECONDS = 2
 """Per package; the ``isolation`` module runs all of them."""
 
 IMPORT_EVERYTHING = """

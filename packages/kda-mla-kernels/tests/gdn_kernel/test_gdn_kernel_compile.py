@@ -66,7 +66,10 @@ def test_so_does_each_of_more_tokens_in_a_stage_that_fits(size, trips):
     assert found.memory["temp_size_in_bytes"] == 0
 
 
-@pytest.mark.parametrize(("size", "vmem_mib"), [("1_1", 1.7), ("8_1", 2.0), ("16_1", 2.5)])
+@pytest.mark.parametrize(
+    ("size", "vmem_mib"),
+    [("1_1", 1.7), pytest.param("8_1", 2.0, marks=pytest.mark.slow), ("16_1", 2.5)],
+)
 def test_the_stage_compiles_at_a_ranks_size(size, vmem_mib):
     found, kernel = compiled(f"stage_rank_{size}")
     assert kernel.vmem_bytes <= vmem_mib * MIB
@@ -79,8 +82,8 @@ def test_the_stage_compiles_at_a_ranks_size(size, vmem_mib):
 @pytest.mark.parametrize(
     ("target", "vmem_mib"),
     [
-        ("rank_1_1", 1.4),
-        ("rank_8_1", 1.4),
+        pytest.param("rank_1_1", 1.4, marks=pytest.mark.slow),
+        pytest.param("rank_8_1", 1.4, marks=pytest.mark.slow),
         ("rank_16_1", 1.5),
         ("core_16_1", 13.1),
         pytest.param("core_8_1", 12, marks=pytest.mark.slow),

@@ -55,7 +55,7 @@ def test_a_ranks_tile_takes_less_than_its_load():
     assert tile_loop(kernel).cycles[1] < 2048 * 256 * 2 * 2 / HBM_BYTES_PER_CYCLE
 
 
-@pytest.mark.parametrize("size", ["1_1", "8_1", "16_1", "1_16"])
+@pytest.mark.parametrize("size", ["1_1", pytest.param("8_1", marks=slow), "16_1", "1_16"])
 def test_the_stage_compiles_at_a_ranks_size(size):
     found, kernel = compiled(f"stage_rank_{size}")
     assert kernel.vmem_bytes < 5.5 * MIB

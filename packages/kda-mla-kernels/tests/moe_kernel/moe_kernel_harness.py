@@ -1,6 +1,6 @@
 """A kernel of nothing but routed experts, with random weights."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -12,22 +12,30 @@ from kda_mla_kernels.moe.kernel import ExpertImages
 from kda_mla_kernels.quant import Mxfp4, decode
 from tpu_collectives.testing import quick_options
 
-VMEM, HBM = (pl.BlockSpec(memory_space=space) for space in (pltpu.VMEM, pltpu.HBM))
+SMEM, VMEM, HBM = (
+    pl.BlockSpec(memory_space=space) for space in (pltpu.SMEM, pltpu.VMEM, pltpu.HBM)
+)
 CAPS = {"beta": 4.0, "linear_beta": 25.0}
 
 
+@cache
 def activation(numerics):
+    """Equal for equal numerics, so that stages are equal too."""
     return partial(mlp.situ, **CAPS, numerics=numerics)
 
 
-def layers_call(stage, layers, model_experts, interpret=False, compiler_params=None, first=0):
-    """``call(images, scores, bias, latent) -> (sums, weights)``, all layers."""
+@cache
+def layers_call(stage, layers, model_experts, interpret=False, compiler_params=None):
+    """``call(first, images, scores, bias, latent) -> (sums, weights)``, all layers.
+
+    ``first`` is i32 [1], the first expert that is held here.
+    """
     rows, latent = stage.block.padded, stage.shape.latent
 
-    def kernel(images, scores, bias, latents, out, weights, scratch):
+    def kernel(first, images, scores, bias, latents, out, weights, scratch):
         @pl.loop(0, layers)
         def _(layer):
-            found = stage.start(scratch, images, layer, scores[layer], bias[layer], first)
+            found = stage.start(scratch, images, layer, scores[layer], bias[layer], first[0])
             weights[layer] = found
             out[layer] = stage(scratch, images, layer, latents[layer])
 
@@ -38,7 +46,7 @@ def layers_call(stage, layers, model_experts, interpret=False, compiler_params=N
             jax.ShapeDtypeStruct((layers, rows, latent), jnp.float32),
             jax.ShapeDtypeStruct((layers, rows, model_experts), jnp.float32),
         ),
-        in_specs=[ExpertImages(HBM, HBM, HBM), VMEM, VMEM, VMEM],
+        in_specs=[SMEM, ExpertImages(HBM, HBM, HBM), VMEM, VMEM, VMEM],
         out_specs=(VMEM, VMEM),
         scratch_shapes=[stage.scratch()],
         interpret=interpret,
@@ -76,12 +84,15 @@ class Experts:
         return jax.tree.map(jnp.asarray, shape.pack(gate, up, down))
 
     def reference(self, layer, latent, scores, bias, rule, numerics):
-        routes = moe.choose(jnp.asarray(scores), jnp.asarray(bias), rule)
-        weights = moe.ExpertWeights(
-            *(
-                jnp.asarray(decode(Mxfp4(m.packed[layer], m.scales[layer])))
-                for m in (self.gate, self.up, self.down)
-            )
+        matrices = (
+            jnp.asarray(decode(Mxfp4(m.packed[layer], m.scales[layer])))
+            for m in (self.gate, self.up, self.down)
         )
-        total = moe.every_expert(latent, weights, routes, activation(numerics), numerics)
-        return total, moe.dense_weights(routes, scores.shape[1])
+        return _reference(moe.ExpertWeights(*matrices), latent, scores, bias, rule, numerics)
+
+
+@partial(jax.jit, static_argnames=("rule", "numerics"))
+def _reference(weights, latent, scores, bias, rule, numerics):
+    routes = moe.choose(scores, bias, rule)
+    total = moe.every_expert(latent, weights, routes, activation(numerics), numerics)
+    return total, moe.dense_weights(routes, scores.shape[1])

@@ -35,6 +35,7 @@ def stage(topology, split, rows, form="mxfp4", chunk=16):
     padded = experts.block.padded
     call = layers_call(experts, LAYERS, EXPERTS, compiler_params=params)
     return jax.jit(call), (
+        array(1, dtype=jnp.int32),
         images,
         array(LAYERS, padded, EXPERTS),
         array(LAYERS, 1, EXPERTS),

@@ -2,7 +2,9 @@
 
 import copy
 from dataclasses import replace
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -24,6 +26,8 @@ from moe_kernel_harness import Experts, activation, layers_call
 
 EXPERTS, LATENT, TOP_K = 16, 256, 4
 RULE = RouterRule(TOP_K)
+AS_ROUNDED = {"xla_allow_excess_precision": False}
+"""What is split into parts that bf16 holds is really split."""
 
 
 def stage_of(rows, channels, numerics=F32, form="mxfp4", chunk=4, held=EXPERTS):
@@ -43,10 +47,11 @@ def run(stage, experts, scores, bias, latent, ranks=1, rank=0, first=0, mode=Non
     """Sum and weights of the block's rows, one layer."""
     missing = stage.block.padded - len(scores)
     padded = [np.pad(x, [(0, missing), (0, 0)])[None] for x in (scores, latent)]
-    call = layers_call(stage, 1, EXPERTS, interpret=mode or pltpu.InterpretParams(), first=first)
+    call = layers_call(stage, 1, EXPERTS, interpret=mode or pltpu.InterpretParams())
     latents = stage.numerics.round(jnp.asarray(padded[1], jnp.float32))
     held = experts.images(stage.shape, ranks, rank)
-    total, weights = call(held, jnp.asarray(padded[0]), jnp.asarray(bias)[None, None], latents)
+    first = jnp.array([first], jnp.int32)
+    total, weights = call(first, held, padded[0], bias[None, None], latents)
     return np.asarray(total)[0, : len(scores)], np.asarray(weights)[0, : len(scores)]
 
 
@@ -83,8 +88,8 @@ def test_bf16_equals_the_reference_up_to_the_rounding_of_each_expert():
 
 
 def test_both_forms_of_the_weights_give_the_same_sum():
-    experts, drawn = Experts(1, EXPERTS, LATENT, 96), draw(2)
-    found = [run(stage_of(2, 96, form=form), experts, *drawn)[0] for form in ("mxfp4", "fp8")]
+    experts, drawn = Experts(1, EXPERTS, LATENT, 96), draw(3)
+    found = [run(stage_of(3, 96, form=form), experts, *drawn)[0] for form in ("mxfp4", "fp8")]
     np.testing.assert_allclose(*found, atol=2e-6 * np.abs(found[0]).max())
 
 
@@ -103,11 +108,12 @@ def test_rows_may_share_experts_or_not(chosen):
 
 
 def test_of_equal_scores_the_lowest_index_wins():
-    experts, (_, bias, latent) = Experts(1, EXPERTS, LATENT, 64), draw(2)
-    scores = np.full((2, EXPERTS), 0.25, np.float32)
+    experts, (_, bias, latent) = Experts(1, EXPERTS, LATENT, 64), draw(3)
+    scores = np.full((3, EXPERTS), 0.25, np.float32)
     scores[1, 9] = 0.5
-    _, weights = run(stage_of(2, 64), experts, scores, np.zeros_like(bias), latent)
-    assert [np.flatnonzero(row).tolist() for row in weights] == [[0, 1, 2, 3], [0, 1, 2, 9]]
+    _, weights = run(stage_of(3, 64), experts, scores, np.zeros_like(bias), latent)
+    first = [0, 1, 2, 3]
+    assert [np.flatnonzero(row).tolist() for row in weights] == [first, [0, 1, 2, 9], first]
 
 
 def test_a_row_has_the_same_bits_whoever_its_neighbours_are():
@@ -165,14 +171,19 @@ def test_no_race_and_the_same_bits_in_both_modes_of_copying(faults):
     np.testing.assert_array_equal(*found)
 
 
+def jitted(function, number):
+    """A function of arrays; its last argument is this number."""
+    return jax.jit(lambda *arrays: function(*arrays, number), compiler_options=AS_ROUNDED)
+
+
 @pytest.mark.parametrize("k", [1, 4, 15])
 def test_top_k_by_digits_is_the_top_k(k):
     values = np.random.default_rng(k).normal(size=(8, 40)).astype(np.float32)
     values[0] = 0.0
     values[1, ::3] = -0.0
     values[2, 5:30] = values[2, 3]
-    ours = np.asarray(top_k_by_digits(jnp.asarray(values), k))
-    np.testing.assert_array_equal(ours, np.asarray(top_k_mask(jnp.asarray(values), k)))
+    ways = [jitted(way, k) for way in (top_k_by_digits, top_k_mask)]
+    np.testing.assert_array_equal(*(way(values) for way in ways))
 
 
 @pytest.mark.parametrize("experts", [40, 300])
@@ -181,9 +192,17 @@ def test_top_k_by_rank_is_the_top_k_of_a_row(experts):
     values[0] = 0.0
     values[1, ::3] = -0.0
     values[2, 5:] = values[2, 3]
+    ways = [jitted(way, 7) for way in (top_k_by_rank, top_k_mask)]
     for row in values:
-        ours = np.asarray(top_k_by_rank(jnp.asarray(row[None]), 7))
-        np.testing.assert_array_equal(ours, np.asarray(top_k_mask(jnp.asarray(row[None]), 7)))
+        np.testing.assert_array_equal(*(way(row[None]) for way in ways))
+
+
+@partial(jax.jit, static_argnums=2, compiler_options=AS_ROUNDED)
+def lists(chosen, weights, length):
+    """Which experts anyone chose, how many, and the sorted entries."""
+    demand = Demand.of(chosen)
+    entries = sorted_entries(demand, chosen, weights, length)
+    return demand.listed(length), demand.experts, entries
 
 
 def test_entries_of_one_row_are_those_of_the_sorted_list():
@@ -191,10 +210,9 @@ def test_entries_of_one_row_are_those_of_the_sorted_list():
     chosen = np.zeros((8, 896), np.float32)
     chosen[0, generator.choice(896, 16, replace=False)] = 1
     weights = chosen * generator.random((8, 896), np.float32)
-    demand = Demand.of(jnp.asarray(chosen))
-    expected = sorted_entries(demand, jnp.asarray(chosen), jnp.asarray(weights), 16)
-    found = entries_of_one_row(jnp.asarray(chosen[:1]), jnp.asarray(weights[:1]), 16)
-    np.testing.assert_array_equal(found[0], demand.listed(16))
+    listed, _, expected = lists(chosen, weights, 16)
+    found = jitted(entries_of_one_row, 16)(chosen[:1], weights[:1])
+    np.testing.assert_array_equal(found[0], listed)
     np.testing.assert_array_equal(found[1], expected.weights)
 
 
@@ -202,11 +220,10 @@ def test_entries_are_sorted_by_expert_and_then_by_row():
     chosen = np.zeros((8, 6), np.float32)
     chosen[0, [1, 4]] = chosen[1, [4, 5]] = chosen[2, [1, 4]] = 1
     weights = chosen * np.arange(1, 49, dtype=np.float32).reshape(8, 6)
-    demand = Demand.of(jnp.asarray(chosen))
-    found = sorted_entries(demand, jnp.asarray(chosen), jnp.asarray(weights), 8)
-    assert np.asarray(demand.listed(8)).tolist() == [[1, 4, 5, 0, 0, 0, 0, 0]]
-    assert float(demand.experts[0, 0]) == 3
-    columns = {name: np.asarray(getattr(found, name))[0].tolist() for name in vars(found)}
+    listed, experts, entries = lists(chosen, weights, 8)
+    assert np.asarray(listed).tolist() == [[1, 4, 5, 0, 0, 0, 0, 0]]
+    assert float(experts[0, 0]) == 3
+    columns = {name: np.asarray(getattr(entries, name))[0].tolist() for name in vars(entries)}
     assert columns == {
         "rows": [0, 2, 0, 1, 2, 1, 8, 8],
         "seen": [1, 1, 2, 2, 2, 3, 3, 3],

@@ -5,7 +5,6 @@ states of all of them at once, and their commit the states.
 """
 
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
@@ -15,29 +14,28 @@ from megakernel_qwen.layout import QwenLayout
 
 ALL_LAYERS = tuple(range(8))
 BLOCK = 8
+CHUNK = 16  # the shortest prefill program, for all of a prompt
 ROW = 3
 
 
-@pytest.fixture(scope="module")
-def block_of(load_kernel, golden, sequence):
-    """A run whose last tokens went through the kernel, and what it made of them."""
-
-    @cache
-    def ran(ranks, simulated):
-        run = sequence(load_kernel(ranks, feature_layers=ALL_LAYERS, simulated=simulated), row=ROW)
-        tokens = golden["len70/input_ids"]
-        run.prefill(tokens[:-BLOCK])
-        out = run.model.verify(run.state, [ROW], [tokens[-BLOCK:]], [run.position])
-        run.state = run.model.commit(out.state, [BLOCK])
-        run.position += BLOCK
-        return run, np.asarray(out.logits)[0], np.asarray(out.features)[0]
-
-    return ran
-
-
 @pytest.fixture(scope="module", params=[1, 2, 8], ids=lambda ranks: f"{ranks} ranks")
-def block(request, block_of):
-    return block_of(request.param, simulated=False)
+def block(request, load_kernel, golden, sequence):
+    """A run whose last tokens went through the kernel, and what it made of them."""
+    run = sequence(load_kernel(request.param, feature_layers=ALL_LAYERS), row=ROW)
+    tokens = golden["len70/input_ids"]
+    run.prefill(tokens[:-BLOCK], CHUNK)
+    out = run.model.verify(run.state, [ROW], [tokens[-BLOCK:]], [run.position])
+    run.state = run.model.commit(out.state, [BLOCK])
+    run.position += BLOCK
+    return run, np.asarray(out.logits)[0], np.asarray(out.features)[0]
+
+
+@pytest.fixture(scope="module")
+def xla_state(load_tiny, golden, sequence, state_of_row):
+    """The XLA backend's state on one rank after the same prompt."""
+    run = sequence(load_tiny(1, rough=True), row=ROW)
+    run.prefill(golden["len70/input_ids"], CHUNK)
+    return state_of_row(run.state, ROW, 70)
 
 
 def test_logits_equal_the_golden(block, golden):
@@ -63,22 +61,22 @@ def test_states_equal_the_golden(block, golden, tiny_config, state_of_row, chann
     np.testing.assert_allclose(delta, expected, rtol=0, atol=3e-5)
 
 
-def test_keys_and_values_are_those_of_the_xla_backend(
-    block, load_tiny, golden, sequence, state_of_row
-):
+def test_keys_and_values_are_those_of_the_xla_backend(block, xla_state, tiny_config, state_of_row):
     run = block[0]
-    other = sequence(load_tiny(run.model.info.ranks, rough=True), row=ROW)
-    other.prefill(golden["len70/input_ids"])
-    ours, expected = (state_of_row(x.state, ROW, 70) for x in (run, other))
-    for name in ("keys", "values"):
-        np.testing.assert_allclose(ours[name], expected[name], rtol=0, atol=5e-5, err_msg=name)
+    layout = QwenLayout(tiny_config, run.model.info.ranks)
+    ours = state_of_row(run.state, ROW, 70)
+    for rank in range(layout.ranks):
+        first = layout.first_kv_head(rank)
+        for name in ("keys", "values"):
+            expected = xla_state[name][0, :, first : first + layout.kv_heads]
+            np.testing.assert_allclose(ours[name][rank], expected, rtol=0, atol=5e-5, err_msg=name)
 
 
 def test_greedy_tokens_equal_the_golden(load_kernel, golden, sequence):
     """The kernel's own choices, step after step on the device, on two ranks."""
     run = sequence(load_kernel(2, max_rows=ROW + 1), row=ROW)
     run.prefill(golden["len7/input_ids"])
-    expected, steps = golden["len7/fp32/greedy_tokens"], 4
+    expected, steps = golden["len7/fp32/greedy_tokens"], 2
     rows = run.model.info.max_rows
     tokens, positions = np.zeros(rows, int), np.zeros(rows, int)
     tokens[ROW], positions[ROW] = expected[0], 7
@@ -88,9 +86,11 @@ def test_greedy_tokens_equal_the_golden(load_kernel, golden, sequence):
     assert (np.delete(np.asarray(out.tokens), ROW, axis=1) == -1).all()
     run.state, run.position = out.state, 7 + steps
     again = run.model.decode_steps(
-        run.state, np.full(rows, expected[steps]), positions + steps, active, 4
+        run.state, np.full(rows, expected[steps]), positions + steps, active, steps
     )
-    np.testing.assert_array_equal(np.asarray(again.tokens)[:, ROW], expected[5:9])
+    np.testing.assert_array_equal(
+        np.asarray(again.tokens)[:, ROW], expected[1 + steps : 1 + 2 * steps]
+    )
 
 
 def test_candidates_of_the_kernel_draw_what_the_xla_backend_draws(load_kernel, load_tiny, golden):
@@ -120,17 +120,9 @@ def test_bf16_equals_the_reference_at_the_same_rounding_points(
     """Two ranks round their parts of a sum to bf16 before it, which the reference does not."""
     tokens = golden["len70/input_ids"]
     run = sequence(load_kernel(ranks, numerics="bf16"))
-    run.prefill(tokens[:-BLOCK])
+    run.prefill(tokens[:-BLOCK], CHUNK)
     error = np.abs(run.verify(tokens[-BLOCK:]) - bf16_logits[-BLOCK:])
     # Sums in another order move a value over a rounding border now and then, and the layers after
     # that carry it on; a missing or extra rounding point moves every value.
     assert error.mean() < mean
     assert error.max() < 0.4
-
-
-def test_both_interpreters_give_the_same_logits(block_of):
-    """One rank runs in Pallas' own interpreter by default; the other one simulates the DMAs."""
-    ours, other = (block_of(1, simulated=way) for way in (False, True))
-    # The same operations, compiled in pieces of other sizes: a product may fuse into a sum.
-    np.testing.assert_allclose(ours[1], other[1], rtol=0, atol=2e-5)
-    np.testing.assert_allclose(ours[2], other[2], rtol=0, atol=2e-5)

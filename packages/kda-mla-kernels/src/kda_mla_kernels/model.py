@@ -84,6 +84,8 @@ class ModelInfo:
     max_chunk: int
     """Most tokens of one prefill call."""
     feature_layers: tuple[int, ...]
+    details: tuple[tuple[str, str], ...] = ()
+    """What else its family says of how it was loaded, for people: names and values."""
 
 
 @dataclass(frozen=True)

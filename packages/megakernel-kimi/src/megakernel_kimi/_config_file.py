@@ -250,7 +250,8 @@ def _linear_attention(
     }
     values["gate_lower_bound"] = _number(linear, "gate_lower_bound", prefix)
     full, kda = (_layers(linear, name, prefix) for name in ("full_attn_layers", "kda_layers"))
-    if sorted(full + kda) != list(range(1, num_layers + 1)):
+    listed = sorted(full + kda)
+    if len(listed) != num_layers or listed != list(range(1, num_layers + 1)):
         raise ConfigError(
             f"{prefix}full_attn_layers is {full} and {prefix}kda_layers is {kda}; together they"
             f" must hold each of 1..{num_layers} once"

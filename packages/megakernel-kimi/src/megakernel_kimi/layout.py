@@ -131,9 +131,11 @@ class KimiLayout:
                 f" {', '.join(map(str, legal))}"
             )
         if self.holders not in (1, self.lanes, self.ranks):
+            *some, most = map(str, sorted({1, self.lanes, self.ranks}))
+            choices = f"{', '.join(some)} or {most}" if some else most
             raise ConfigError(
-                f"the positions of a row can be held by 1, the {self.lanes} ranks of a host or all"
-                f" {self.ranks}, not by {self.holders}"
+                f"holders {self.holders} do not fit {self.ranks} ranks in hosts of {self.lanes}:"
+                f" the positions of a row can be held by {choices}"
             )
 
     # Sizes of a rank, padding included.

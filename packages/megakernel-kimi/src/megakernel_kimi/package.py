@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -124,6 +125,8 @@ def load(
         CheckpointError, ConfigError: also where converted weights are damaged, or were converted
             from another checkpoint or for something else than what is asked for.
     """
+    if not isinstance(weights, str | PathLike):
+        raise ConfigError(f"weights {weights!r} must name a folder, or be 'auto'")
     # First, since a repository may have terabytes to download.
     converted = find_converted(checkpoint, weights)
     opened = open_source(checkpoint, revision, progress=progress)
@@ -171,13 +174,23 @@ def load(
         family=family,
         name=opened.name,
         backend="xla" if kernel is None else "megakernel",
-        legal_ranks=legal_ranks(config),
+        legal_ranks=legal_ranks(config) if converted is None else (len(ranks),),
+        details=_details(layout, "mxfp4" if kernel is None else kernel.form),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         num_layers=config.num_hidden_layers,
         parameters=count_parameters(config).total,
     )
     return BackendModel(info, generation, chat_format, control, loaded, programs)
+
+
+def _details(layout: KimiLayout, form: ExpertForm) -> tuple[tuple[str, str], ...]:
+    """What was chosen beside the ranks, for people."""
+    over = f"dealt out to {layout.holders} ranks" if layout.split else "on every rank"
+    return (
+        ("experts", f"{form.upper()}, each on {layout.expert_tp} rank(s)"),
+        ("cached positions", over),
+    )
 
 
 @dataclass(frozen=True)

@@ -37,3 +37,11 @@ def test_where_none_fits_the_message_is_that_of_the_first(rows):
     match = r"of VMEM for the weight stream.*spilled .*; or take fewer holders than 32$"
     with pytest.raises(ConfigError, match=match):
         holders(rows, LONG, [32])
+
+
+def test_holders_are_blamed_only_where_fewer_would_help():
+    with pytest.raises(
+        ConfigError, match="takes at most 16 rows, not 17; take fewer, or back"
+    ) as no:
+        holders(17, 4096, [8])
+    assert "holders" not in str(no.value)

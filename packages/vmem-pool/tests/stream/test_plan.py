@@ -131,7 +131,9 @@ SMALL = Matrix("m", (8, 128), jnp.float32)
     ("wrong", "message"),
     [
         (lambda: _one(SMALL, slot_bytes=5000), "multiple of 4096 bytes, not 5000"),
+        (lambda: _one(SMALL, slot_bytes=4096.0), "multiple of 4096 bytes, not 4096.0"),
         (lambda: _one(SMALL, slot_bytes=4096, depth=0), "at least 1, not 0"),
+        (lambda: _one(SMALL, slot_bytes=4096, depth=1.5), "whole number of at least 1, not 1.5"),
         (
             lambda: plan_stream({"s": [SMALL]}, ["s"] * 16385, slot_bytes=4096, depth=1),
             "at most 16384 slots, not 16385",

@@ -66,7 +66,8 @@ class Checks:
             )
 
     def length(self, length: int) -> None:
-        if not 0 <= length <= self.info.max_context:
+        whole = isinstance(length, int | np.integer) and not isinstance(length, bool)
+        if not whole or not 0 <= length <= self.info.max_context:
             raise ValueError(f"length {length} lies outside 0..{self.info.max_context}")
 
     def steps(self, steps: int) -> None:
@@ -156,9 +157,12 @@ class Checks:
 
 
 def _alike(caches: Any, other: Any) -> bool:
-    """Whether both are of one kind, with their rows' positions held in the same way."""
+    """Whether both are of one kind and dtype, with rows' positions held in the same way."""
     kept: Any = jax.tree.structure(caches)
-    return bool(kept == jax.tree.structure(other))
+    if kept != jax.tree.structure(other):
+        return False
+    pairs = zip(jax.tree.leaves(caches), jax.tree.leaves(other), strict=True)
+    return all(one.dtype == another.dtype for one, another in pairs)
 
 
 def _is_row_of(taken: jax.Array, part: jax.Array, axis: int) -> bool:

@@ -39,13 +39,18 @@ def fitting_model(
             options.feature_layers,
             form,
         )
+        rows = options.max_rows
+        # The widest step, and the longest block to verify.
+        steps = StepPlan(model, Block(rows, 1), CANDIDATES), StepPlan(model, Block(1, rows))
         try:
-            _check_vmem(model, options.max_rows)
+            for step in steps:
+                planned_stream(step)  # raises where VMEM has no room for a ring
         except ConfigError as error:
             errors.append(error)
         else:
             return model
-    fewer = "" if layouts[0].holders == 1 else f"; or take fewer holders than {layouts[0].holders}"
+    asked = layouts[0].holders if len(layouts) == 1 else 1
+    fewer = "" if asked == 1 else f"; or take fewer holders than {asked}"
     raise ConfigError(f"{errors[0]}{fewer}")
 
 
@@ -55,9 +60,3 @@ def _agreeing(topology: Topology, layout: KimiLayout) -> Topology:
         return topology
     cores = 1 if layout.lanes % 2 else 2
     return Topology.virtual(layout.ranks, cores, layout.lanes // cores)
-
-
-def _check_vmem(model: KernelModel, rows: int) -> None:
-    """Plans the widest step and the longest block to verify: raises where no ring fits beside."""
-    planned_stream(StepPlan(model, Block(rows, 1), CANDIDATES))
-    planned_stream(StepPlan(model, Block(1, rows)))

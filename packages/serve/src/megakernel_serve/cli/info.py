@@ -47,6 +47,7 @@ def _lines(model: Model) -> list[tuple[str, str]]:
         ("parameters", f"{info.parameters:,}"),
         ("weights", f"{_bytes(info.weight_bytes)} in memory, all ranks together"),
         ("state", f"{_bytes(_state_bytes(model))} for {info.max_rows} row(s)"),
+        *info.details,
         ("layers", f"{info.num_layers} of width {info.hidden_size}"),
         ("vocabulary", f"{info.vocab_size:,} ids"),
         ("context", f"{info.max_context:,} positions per row"),

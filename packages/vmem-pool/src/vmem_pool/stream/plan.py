@@ -176,10 +176,10 @@ def plan_stream(
             segment, a name that is used twice, a matrix that fits no slot, or more slots than
             :data:`MOST_SLOTS`.
     """
-    if slot_bytes < TILE_BYTES or slot_bytes % TILE_BYTES:
-        raise PlanError(f"a slot has a multiple of {TILE_BYTES} bytes, not {slot_bytes}")
-    if depth < 1:
-        raise PlanError(f"the depth of a ring is at least 1, not {depth}")
+    if not isinstance(slot_bytes, int | np.integer) or slot_bytes < 1 or slot_bytes % TILE_BYTES:
+        raise PlanError(f"a slot has a multiple of {TILE_BYTES} bytes, not {slot_bytes!r}")
+    if isinstance(depth, bool) or not isinstance(depth, int | np.integer) or depth < 1:
+        raise PlanError(f"the depth of a ring is a whole number of at least 1, not {depth!r}")
     unknown = [name for name in order if name not in segments]
     if unknown or not order:
         known = ", ".join(segments)

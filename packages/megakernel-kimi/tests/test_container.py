@@ -155,6 +155,7 @@ def test_a_converted_folder_stands_for_its_checkpoint(converted):
     assert_same(model.weights, direct.weights)
     assert (model.info.backend, model.info.numerics) == ("megakernel", "f32")
     assert model.info.parameters == direct.info.parameters
+    assert (model.info.legal_ranks, direct.info.legal_ranks) == ((2,), (1, 2, 4, 8))
     assert model.generation == direct.generation
 
 

@@ -65,6 +65,7 @@ def test_every_position_is_held_by_one_rank(whole, dealt):
 def test_a_snapshot_restores_into_another_row_beside_another_sequence(dealt, tokens):
     run, logits, saved = dealt
     model = run.model
+    assert ("cached positions", "dealt out to 2 ranks") in model.info.details
     assert saved.slots == 128
     state = model.prefill(model.init_state(), 3, tokens[:7], 0, all_logits=True).state
     state = model.restore(state, 6, saved)

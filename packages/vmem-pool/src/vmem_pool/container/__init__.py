@@ -1,5 +1,6 @@
 """Weights on disk as they are streamed: one mappable file per rank, in consumption order."""
 
+from vmem_pool.container.files import replacing
 from vmem_pool.container.manifest import FileEntry, Manifest, read_manifest
 from vmem_pool.container.reader import Container, Expected, Verify, open_container
 from vmem_pool.container.show import print_dry_run, print_spec
@@ -22,5 +23,6 @@ __all__ = [
     "print_spec",
     "read_manifest",
     "remaining_bytes",
+    "replacing",
     "write_container",
 ]

@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike
 
 from vmem_pool.errors import ContainerError
 
-__all__ = ["ALIGNMENT", "FORMAT", "VERSION", "Spec", "Tensor", "file_name"]
+__all__ = ["ALIGNMENT", "FORMAT", "VERSION", "Spec", "Tensor", "file_name", "spell"]
 
 FORMAT = "vmem-pool container"
 VERSION = 1
@@ -168,16 +168,47 @@ class Spec:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Spec:
-        """The inverse of :meth:`to_json`."""
-        return cls(
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            KeyError, TypeError, ValueError: what is stored is not what it made.
+        """
+        spec = cls(
             config_hash=stored["config_hash"],
             mesh={axis: size for axis, size in stored["mesh"]},
             quantisation=stored["quantisation"],
             tensors=tuple(
                 Tensor(name, tuple(shape), DTYPES[code]) for name, code, shape in stored["tensors"]
             ),
-            metadata=stored["metadata"],
+            metadata=dict(stored["metadata"]),
         )
+        texts = (spec.config_hash, spec.quantisation, *spec.mesh, *spec.metadata.values())
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("a name that is not text")
+        if not all(type(size) is int for size in spec.mesh.values()):
+            raise TypeError("a size of the mesh that is not a whole number")
+        return spec
+
+    def differences(self, wanted: Spec) -> str:
+        """What distinguishes this specification from another, for a message."""
+        pairs = {
+            "mesh": (spell(self.mesh), spell(wanted.mesh)),
+            "quantisation": (self.quantisation, wanted.quantisation),
+            "configuration": (self.config_hash, wanted.config_hash),
+        }
+        for name in {**self.metadata, **wanted.metadata}:
+            pairs[name] = (self.metadata.get(name, "none"), wanted.metadata.get(name, "none"))
+        found = [
+            f"{name} {ours}, not {theirs}" if len(ours + theirs) < 100 else f"another {name}"
+            for name, (ours, theirs) in pairs.items()
+            if ours != theirs
+        ]
+        return " and ".join(found[:2]) or "other tensors"
+
+
+def spell(mesh: Mapping[str, int]) -> str:
+    """A mesh in a message."""
+    return ",".join(f"{axis}={size}" for axis, size in mesh.items())
 
 
 def file_name(rank: int) -> str:

@@ -305,9 +305,7 @@ def test_what_a_killed_process_was_replacing_is_removed(written, tmp_path):
 def test_a_damaged_journal_is_named(journal, tmp_path):
     _stop_halfway(tmp_path)
     (tmp_path / "rank-00000.journal").write_text(journal)
-    with pytest.raises(
-        ContainerError, match=r"00000\.journal is damaged.*; delete it to write"
-    ):
+    with pytest.raises(ContainerError, match=r"00000\.journal is damaged.*; delete it to write"):
         write_container(tmp_path, SPEC, _source)
 
 

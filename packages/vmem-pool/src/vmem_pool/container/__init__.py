@@ -4,7 +4,7 @@ from vmem_pool.container.files import replacing
 from vmem_pool.container.manifest import FileEntry, Manifest, read_manifest
 from vmem_pool.container.reader import Container, Expected, Verify, open_container
 from vmem_pool.container.show import print_dry_run, print_spec
-from vmem_pool.container.spec import VERSION, Spec, Tensor
+from vmem_pool.container.spec import VERSION, Spec, Tensor, file_name
 from vmem_pool.container.writer import Source, WriteOptions, remaining_bytes, write_container
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Tensor",
     "Verify",
     "WriteOptions",
+    "file_name",
     "open_container",
     "print_dry_run",
     "print_spec",

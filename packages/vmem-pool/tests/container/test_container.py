@@ -433,6 +433,29 @@ def test_files_of_another_specification_are_never_overwritten(copy):
 
 
 @pytest.mark.parametrize(
+    ("tensor", "difference"),
+    [
+        (Tensor("scale", (4,), np.int32), r" \(scale is F32, not I32\)"),
+        (Tensor("scale", (2,), np.float32), r" \(scale is \(4,\), not \(2,\)\)"),
+        (Tensor("offset", (4,), np.float32), ""),
+    ],
+)
+def test_what_differs_in_a_file_is_told(tensor, difference, copy):
+    (copy / "manifest.json").unlink()
+    other = replace(SPEC, tensors=(*SPEC.tensors[:2], tensor))
+    message = rf"rank-00000\.safetensors is not of this specification{difference}; delete it"
+    with pytest.raises(ContainerError, match=message):
+        write_container(copy, other, _source)
+
+
+@pytest.mark.parametrize("header", [b"", b"{", b"\xff" * 20, bytes(8) + b"[]"])
+def test_a_file_that_is_none_is_named(header, tmp_path):
+    (tmp_path / RANK).write_bytes(header)
+    with pytest.raises(ContainerError, match=f"{RANK} is not of this specification; delete"):
+        write_container(tmp_path, SPEC, _source)
+
+
+@pytest.mark.parametrize(
     ("change", "difference"),
     [
         ({"mesh": {"host": 1, "tp": 4}}, "mesh host=1,tp=2, not host=1,tp=4"),

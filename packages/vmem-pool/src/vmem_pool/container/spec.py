@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +26,8 @@ VERSION = 1
 """Of the layout of files and manifest. A reader refuses every other."""
 ALIGNMENT = 4096
 """The data of a file begins at a multiple of this, so that mapped memory is aligned."""
+MAX_HEADER = 100 << 20
+"""Longer ones safetensors refuses too."""
 
 # Names in the header of a safetensors file.
 CODES: Mapping[np.dtype, str] = MappingProxyType(
@@ -204,6 +207,23 @@ class Spec:
             if ours != theirs
         ]
         return " and ".join(found[:2]) or "other tensors"
+
+    def other_tensor(self, path: Path) -> str:
+        """What distinguishes the tensors of a file, for a message; nothing if it is damaged."""
+        try:
+            with path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                stored = json.loads(file.read(min(size, MAX_HEADER)))
+            found = {tensor: stored[tensor.name] for tensor in self.tensors}
+            for tensor, entry in found.items():  # the more telling of both first
+                if entry["dtype"] != tensor.code:
+                    return f"{tensor.name} is {entry['dtype']}, not {tensor.code}"
+            for tensor, entry in found.items():
+                if tuple(entry["shape"]) != tensor.shape:
+                    return f"{tensor.name} is {tuple(entry['shape'])}, not {tensor.shape}"
+        except (ValueError, KeyError, TypeError, RecursionError):
+            pass
+        return ""
 
 
 def spell(mesh: Mapping[str, int]) -> str:

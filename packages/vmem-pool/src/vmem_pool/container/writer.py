@@ -128,7 +128,7 @@ def remaining_bytes(folder: str | Path, spec: Spec, ranks: Sequence[int] | None 
     if (where / MANIFEST).exists():
         stored = read_manifest(where).spec
         if stored.fingerprint != spec.fingerprint:
-            raise _foreign(where / MANIFEST, f" ({stored.differences(spec)})")
+            raise _foreign(where / MANIFEST, stored.differences(spec))
     chosen = range(spec.num_ranks) if ranks is None else ranks
     writers = [_RankWriter(where, spec, rank, 1, lambda n: None) for rank in chosen]
     return sum(spec.file_bytes - writer.durable_bytes() for writer in writers)
@@ -152,7 +152,7 @@ class _RankWriter:
             with self.final.open("rb") as file:
                 same = file.read(len(self.spec.header)) == self.spec.header
             if not same or self.final.stat().st_size != self.spec.file_bytes:
-                raise _foreign(self.final)
+                raise _foreign(self.final, self.spec.other_tensor(self.final))
             return self.spec.file_bytes
         try:
             written, entry = self.partial.stat().st_size, read_json(self.journal, ANEW)
@@ -161,7 +161,7 @@ class _RankWriter:
         match entry:
             case {"layout": str(layout), "bytes": int(durable)}:
                 if layout != self.spec.fingerprint:
-                    raise _foreign(self.partial)
+                    raise _foreign(self.partial, self.spec.other_tensor(self.partial))
                 if len(self.spec.header) <= durable <= self.spec.file_bytes:
                     return durable if durable <= written else 0
         raise ContainerError(f"{self.journal} is damaged; {ANEW}")
@@ -260,8 +260,11 @@ class _RankWriter:
             raise ContainerError(f"{where} ends after {row} of its {tensor.shape[0]} rows")
 
 
-def _foreign(path: Path, why: str = "") -> ContainerError:
-    return ContainerError(f"{path} is not of this specification{why}; delete it or write elsewhere")
+def _foreign(path: Path, why: str) -> ContainerError:
+    told = f" ({why})" if why else ""
+    return ContainerError(
+        f"{path} is not of this specification{told}; delete it or write elsewhere"
+    )
 
 
 def _ranks(spec: Spec, options: WriteOptions) -> Sequence[int]:

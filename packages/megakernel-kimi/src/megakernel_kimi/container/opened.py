@@ -109,10 +109,11 @@ class Converted:
         """
         try:
             own = Choices("megakernel", self.numerics, self.expert_tp, self.expert_form)
-            _ = self.spec.mesh["lanes"], self.spec.metadata["origin"]
-        except (KeyError, TypeError, ValueError) as error:
+            _ = self.spec.mesh["lanes"], self.spec.metadata["origin"]  # which check() reads
+        except (KeyError, ValueError) as error:
+            why = f"{error} is missing or unknown" if isinstance(error, KeyError) else error
             raise CheckpointError(
-                f"the manifest of the weights in {self.place} is damaged ({error!r}); delete it and"
+                f"the manifest of the weights in {self.place} is damaged ({why}); delete it and"
                 " convert the checkpoint again"
             ) from None
         if self.spec.config_hash != config_hash(config):

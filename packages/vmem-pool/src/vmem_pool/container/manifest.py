@@ -74,7 +74,8 @@ def read_manifest(folder: str | Path) -> Manifest:
         files = tuple(FileEntry(**file) for file in stored["files"])
         manifest = Manifest(Spec.from_json(stored), files)
     except (KeyError, TypeError, ValueError) as error:
-        raise ContainerError(f"{path} is damaged ({error!r}); {REMEDY}") from error
+        why = f"{error} is missing or unknown" if isinstance(error, KeyError) else error
+        raise ContainerError(f"{path} is damaged ({why}); {REMEDY}") from error
     if len(files) != manifest.spec.num_ranks:
         raise ContainerError(
             f"{path} is damaged (it lists {len(files)} files for {manifest.spec.num_ranks} ranks);"

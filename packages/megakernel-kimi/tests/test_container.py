@@ -34,7 +34,8 @@ from megakernel_kimi.kernel.loading import load_kernel_weights
 from megakernel_kimi.layout import KimiLayout
 from megakernel_kimi.loading import RankReader
 from tpu_collectives.testing import quick_options
-from vmem_pool.container import open_container
+from vmem_pool.container import WriteOptions, open_container
+from vmem_pool.container.files import locked
 
 TINY = Path(__file__).parent / "golden" / "k3_tiny"
 write_mini = runpy.run_path(str(Path(__file__).parent / "mini_checkpoint.py"))["write"]
@@ -188,15 +189,24 @@ def test_weights_for_something_else_are_refused(options, message, converted):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"mesh": [["hosts", 1], ["x", 2]]}, {"metadata": {"dtype": "x"}}, {"metadata": {}}],
+    ("change", "why"),
+    [
+        ({"mesh": [["hosts", 1], ["x", 2]]}, "'lanes' is missing or unknown"),
+        ({"metadata": {"dtype": "x"}}, "'x' is missing or unknown"),
+        ({"metadata": {"expert_form": "int4"}}, "'int4' is missing or unknown"),
+        ({"metadata": {"origin": None}}, "'origin' is missing or unknown"),
+        ({"metadata": {"expert_tp": "x"}}, "invalid literal .*"),
+    ],
 )
-def test_a_manifest_that_does_not_say_what_the_weights_are_is_refused(change, converted, tmp_path):
-    folder = shutil.copytree(converted, tmp_path / "converted")
-    file = folder / "manifest.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    with pytest.raises(CheckpointError, match=r"^the manifest of the weights in .* is damaged"):
-        load(folder)
+def test_a_manifest_that_does_not_say_what_the_weights_are_is_refused(change, why, copied):
+    file = copied / "manifest.json"
+    stored = json.loads(file.read_text())
+    metadata = stored["metadata"] | change.get("metadata", {})
+    known = {name: value for name, value in metadata.items() if value is not None}
+    file.write_text(json.dumps(stored | change | {"metadata": known}))
+    message = rf"^the manifest of the weights in .* is damaged \({why}\); delete it and convert"
+    with pytest.raises(CheckpointError, match=message):
+        load(copied)
 
 
 def test_weights_of_another_configuration_are_refused_and_the_variable_is_named(
@@ -249,7 +259,8 @@ def test_a_changed_byte_is_found_when_the_file_is_loaded(copied):
     with (copied / "rank-00001.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\xff")
-    with pytest.raises(CheckpointError, match=r"rank-00001.safetensors is damaged: its SHA-256"):
+    message = r"rank-00001.safetensors is damaged: its SHA-256 .*; delete it and convert the weig"
+    with pytest.raises(CheckpointError, match=message):
         load(copied)
 
 
@@ -259,11 +270,27 @@ def test_a_missing_file_is_named(copied):
         load(copied)
 
 
-def test_an_unfinished_conversion_is_named(copied):
-    (copied / "manifest.json").unlink()
-    (copied / "rank-00001.safetensors").rename(copied / "rank-00001.safetensors.partial")
-    with pytest.raises(CheckpointError, match="holds an unfinished conversion; run the same"):
+@pytest.mark.parametrize(
+    "lost",
+    [
+        ["manifest.json"],
+        ["manifest.json", "rank-00001.safetensors"],
+        ["rank-00000.safetensors", "rank-00001.safetensors"],
+    ],
+)
+def test_an_unfinished_conversion_is_named(lost, copied):
+    for name in lost:
+        (copied / name).unlink()
+    message = rf"holds an unfinished conversion; run .*: python .* CHECKPOINT {copied} --ranks N$"
+    with pytest.raises(CheckpointError, match=message):
         load(copied)
+
+
+def test_a_conversion_that_has_finished_no_file_is_named(tmp_path):
+    shutil.copy(TINY / "config.json", tmp_path)
+    (tmp_path / "rank-00001.safetensors.partial").touch()
+    with pytest.raises(CheckpointError, match="holds an unfinished conversion"):
+        load(tmp_path)
 
 
 def test_a_folder_that_does_not_exist_is_refused_before_anything_is_downloaded(monkeypatch):
@@ -299,6 +326,42 @@ def test_a_conversion_for_something_else_leaves_the_folder_alone(
     assert {path.name: path.read_bytes() for path in copied.iterdir()} == before
 
 
+def test_a_stale_manifest_is_refused_and_what_differs_is_told(copied, tiny_checkpoint, tiny_config):
+    for path in copied.glob("rank-*"):
+        path.unlink()
+    before = sorted(path.name for path in copied.iterdir())
+    message = (
+        r"manifest.json is not of this specification \(mesh hosts=1,lanes=2, not hosts=1,lanes=1"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        convert(tiny_checkpoint, copied, target(tiny_config, 1))
+    message = "float32 with mxfp4 experts, not bfloat16 with fp8 experts"
+    with pytest.raises(CheckpointError, match=message):
+        convert(tiny_checkpoint, copied, target(tiny_config, 2, BF16, form="fp8"))
+    assert sorted(path.name for path in copied.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model-00001-of-00002.safetensors", r"holds a checkpoint \(model-00001-of"),
+        ("model.safetensors.index.json", r"holds a checkpoint \(model.safetensors.index"),
+        (
+            "config.json",
+            r"config\.json is not that of the checkpoint; convert into a folder of its",
+        ),
+    ],
+)
+def test_a_folder_that_holds_another_model_is_left_alone(
+    name, message, tiny_checkpoint, tiny_config, tmp_path
+):
+    (tmp_path / name).write_text("another")
+    with pytest.raises(CheckpointError, match=message):
+        convert(tiny_checkpoint, tmp_path, target(tiny_config, 2))
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "another"
+
+
 def test_a_checkpoint_is_not_converted_into_itself(tiny_checkpoint, tiny_config):
     with pytest.raises(CheckpointError, match="is the checkpoint itself"):
         convert(tiny_checkpoint, TINY, target(tiny_config, 2))
@@ -329,6 +392,66 @@ def test_ranks_may_be_converted_by_several_processes(tmp_path, capsys, converted
     assert "is complete" in capsys.readouterr().out
     for path in converted.iterdir():
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_conversions_of_other_ranks_may_copy_the_same_file_at_once(
+    tmp_path, tiny_checkpoint, tiny_config, converted, monkeypatch
+):
+    copy, wanted = shutil.copyfile, target(tiny_config, 2)
+
+    def with_another(source, unfinished):
+        monkeypatch.setattr(shutil, "copyfile", copy)
+        copy(source, unfinished)
+        convert(tiny_checkpoint, tmp_path, wanted, WriteOptions([1]))
+
+    monkeypatch.setattr(shutil, "copyfile", with_another)
+    convert(tiny_checkpoint, tmp_path, wanted, WriteOptions([0]))
+    for path in converted.iterdir():
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+    assert len(list(tmp_path.iterdir())) == len(list(converted.iterdir()))
+
+
+CONVERT = ["--ranks", "2", "--numerics", "f32"]
+
+
+def test_a_conversion_is_complete_only_with_all_files(copied, capsys):
+    (copied / "rank-00000.safetensors").unlink()
+    arguments = [str(TINY), str(copied), *CONVERT, "--only-ranks"]
+    assert command.main([*arguments, "1"]) == 0
+    assert "still lacks files of other ranks" in capsys.readouterr().out
+    assert command.main([*arguments, "0"]) == 0
+    assert "is complete" in capsys.readouterr().out
+    load(copied)
+
+
+def test_a_rank_that_another_process_writes_is_told(tmp_path, capsys):
+    with (tmp_path / "rank-00001.safetensors.partial").open("ab") as file:
+        assert locked(file)
+        assert command.main([str(TINY), str(tmp_path), *CONVERT]) == 1
+    told = f"error: another process is writing rank 1 of {tmp_path}\n"
+    assert capsys.readouterr().err == told
+
+
+def test_a_converted_folder_is_not_converted(converted, tmp_path, capsys):
+    assert command.main([str(converted), str(tmp_path / "out"), *CONVERT]) == 1
+    told = f"error: {converted} is a converted folder; name the checkpoint to convert\n"
+    assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize("folder", ["", " "])
+def test_a_folder_without_a_name_is_refused(folder, capsys):
+    with pytest.raises(SystemExit):
+        command.main([str(TINY), folder, *CONVERT])
+    told = f"error: argument folder: must be text that is not empty, not {folder!r}"
+    assert told in capsys.readouterr().err
+
+
+def test_help_tells_the_defaults(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "policy to load with (default: bf16)" in shown
+    assert "of gate and up of experts (default: mxfp4)" in shown
 
 
 def test_a_dry_run_shows_the_sizes_and_writes_nothing(tmp_path, capsys):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,10 +19,12 @@ from vmem_pool.container import (
     Tensor,
     Verify,
     WriteOptions,
+    files,
     open_container,
     print_dry_run,
     remaining_bytes,
     write_container,
+    writer,
 )
 from vmem_pool.container.__main__ import main
 
@@ -146,6 +149,7 @@ def test_a_writer_that_is_stopped_anywhere_goes_on_to_the_same_bytes(written, tm
         assert _bytes(folder) == _bytes(written)
 
 
+RANK = "rank-00001.safetensors"
 TOGETHER = WriteOptions(sync_bytes=5000, together=("embedding", "scale"))
 
 
@@ -244,6 +248,76 @@ def test_processes_may_share_the_ranks(written, tmp_path):
     assert _bytes(tmp_path) == _bytes(written)
 
 
+LOCKED = "another process is writing rank 1 of "
+
+
+def test_a_rank_is_written_by_one_process_at_a_time(written, tmp_path):
+    def source(rank, name, start):
+        with pytest.raises(ContainerError, match=LOCKED):
+            write_container(tmp_path, SPEC, _source, WriteOptions(ranks=[1]))
+        return _source(rank, name, start)
+
+    write_container(tmp_path, SPEC, source, WriteOptions(ranks=[1]))
+    write_container(tmp_path, SPEC, _source)
+    assert _bytes(tmp_path) == _bytes(written)
+
+
+def test_a_rank_that_another_process_just_finished_is_left_alone(written, tmp_path, monkeypatch):
+    def lock(file):
+        monkeypatch.setattr(writer, "locked", locked)
+        write_container(tmp_path, SPEC, _source)
+        return locked(file)
+
+    locked = writer.locked
+    monkeypatch.setattr(writer, "locked", lock)
+    write_container(tmp_path, SPEC, _source)
+    assert _bytes(tmp_path) == _bytes(written)
+
+
+def test_where_nothing_can_be_locked_files_are_written(written, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "fcntl", None)
+    write_container(tmp_path, SPEC, _source)
+    assert _bytes(tmp_path) == _bytes(written)
+
+
+def test_processes_may_replace_a_file_at_the_same_time(tmp_path):
+    path = tmp_path / "file"
+    with files.replacing(path) as ours, files.replacing(path) as theirs:
+        ours.write_text("ours")
+        theirs.write_text("theirs")
+    assert _bytes(tmp_path) == {"file": b"ours"}
+
+
+def test_what_a_killed_process_was_replacing_is_removed(written, tmp_path):
+    (tmp_path / "rank-00001.journal.0123.new").write_text("{")
+    write_container(tmp_path, SPEC, _source)
+    assert _bytes(tmp_path) == _bytes(written)
+
+
+@pytest.mark.parametrize(
+    "journal",
+    ["", "[]", "{}", "[" * 100_000]
+    + [
+        json.dumps({"layout": SPEC.fingerprint, "bytes": size})
+        for size in (-5, 5, 5000.5, "7", None, 10**12)
+    ],
+)
+def test_a_damaged_journal_is_named(journal, tmp_path):
+    _stop_halfway(tmp_path)
+    (tmp_path / "rank-00000.journal").write_text(journal)
+    with pytest.raises(ContainerError, match=r"00000\.journal is damaged.*; delete it to write"):
+        write_container(tmp_path, SPEC, _source)
+
+
+@pytest.mark.parametrize("text", ["", "abc  file\n", None])
+def test_a_checksum_that_is_none_is_named(text, copy):
+    path = copy / "rank-00001.sha256"
+    path.unlink() if text is None else path.write_text(text)
+    message = rf"rank-00001\.sha256 is missing or damaged; delete {RANK} and convert the weights"
+    with pytest.raises(ContainerError, match=message):
+        write_container(copy, SPEC, _source)
+
+
 def test_a_complete_container_is_not_written_again(copy):
     def source(rank, name, start):
         raise AssertionError("nothing is missing")
@@ -294,13 +368,15 @@ def _edit(folder, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def _edit_files(folder, **changes):
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    _edit(folder, files=[file | changes for file in files])
+
+
 def _flip(path, at):
     stored = bytearray(path.read_bytes())
     stored[at] ^= 1
     path.write_bytes(stored)
-
-
-RANK = "rank-00001.safetensors"
 
 
 @pytest.mark.parametrize(
@@ -310,6 +386,19 @@ RANK = "rank-00001.safetensors"
         (lambda f: _edit(f, format="other"), "is not the manifest of a vmem-pool container"),
         (lambda f: _edit(f, files=[]), "lists 0 files for 2 ranks"),
         (lambda f: _edit(f, mesh=None), "is damaged"),
+        (lambda f: _edit(f, mesh=[["host", 1], ["tp", 2.0]]), "is damaged .*not a whole number"),
+        (lambda f: _edit(f, config_hash=None), "is damaged .*not text"),
+        (lambda f: _edit(f, metadata={"slot_bytes": 7}), "is damaged .*not text"),
+        (lambda f: _edit(f, metadata=None), "is damaged .*; delete it and convert the weights"),
+        (
+            lambda f: _edit_files(f, name=5),
+            "damaged .the file of rank 0 cannot be called 5",
+        ),
+        (lambda f: _edit_files(f, name="/etc/passwd"), "cannot be called '/etc/passwd'"),
+        (lambda f: _edit_files(f, sha256=None), r"manifest\.json is damaged"),
+        (lambda f: _edit_files(f, sha256="abc"), r"manifest\.json is damaged .*no SHA-256"),
+        (lambda f: _edit_files(f, bytes=7.5), r"manifest\.json is damaged .*no size"),
+        (lambda f: (f / "manifest.json").write_text("[" * 100_000), r"manifest\.json is damaged"),
         (lambda f: (f / "manifest.json").write_text("{"), "is damaged"),
         (lambda f: (f / "manifest.json").unlink(), r"has no manifest\.json"),
         (lambda f: (f / RANK).unlink(), f"{RANK} is missing"),
@@ -327,7 +416,8 @@ def test_damaged_values_are_found_by_checksums_only(copy, capsys):
     _flip(copy / RANK, -1)
     open_container(copy)
     open_container(copy, verify=Verify.FULL, ranks=[0])
-    with pytest.raises(ContainerError, match=f"{RANK} is damaged"):
+    remedy = "delete it and convert the weights again$"
+    with pytest.raises(ContainerError, match=f"{RANK} is damaged: its SHA-256 .*; {remedy}"):
         open_container(copy, verify=Verify.FULL)
     assert main([str(copy)]) == 0
     assert main([str(copy), "--full"]) == 1
@@ -342,13 +432,61 @@ def test_files_of_another_specification_are_never_overwritten(copy):
     assert _bytes(copy) == before
 
 
-def test_an_unfinished_file_of_another_specification_is_not_continued(tmp_path):
+@pytest.mark.parametrize(
+    ("tensor", "difference"),
+    [
+        (Tensor("scale", (4,), np.int32), r" \(scale is F32, not I32\)"),
+        (Tensor("scale", (2,), np.float32), r" \(scale is \(4,\), not \(2,\)\)"),
+        (Tensor("offset", (4,), np.float32), ""),
+    ],
+)
+def test_what_differs_in_a_file_is_told(tensor, difference, copy):
+    (copy / "manifest.json").unlink()
+    other = replace(SPEC, tensors=(*SPEC.tensors[:2], tensor))
+    message = rf"rank-00000\.safetensors is not of this specification{difference}; delete it"
+    with pytest.raises(ContainerError, match=message):
+        write_container(copy, other, _source)
+
+
+@pytest.mark.parametrize("header", [b"", b"{", b"\xff" * 20, bytes(8) + b"[]"])
+def test_a_file_that_is_none_is_named(header, tmp_path):
+    (tmp_path / RANK).write_bytes(header)
+    with pytest.raises(ContainerError, match=f"{RANK} is not of this specification; delete"):
+        write_container(tmp_path, SPEC, _source)
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ({"mesh": {"host": 1, "tp": 4}}, "mesh host=1,tp=2, not host=1,tp=4"),
+        ({"quantisation": "fp8"}, "quantisation bf16, not fp8"),
+        ({"config_hash": "f" * 100}, "another configuration"),
+        ({"metadata": {}}, "slot_bytes 4096, not none"),
+        ({"tensors": SPEC.tensors[:2]}, "other tensors"),
+    ],
+)
+def test_a_manifest_of_another_specification_is_refused_and_what_differs_is_told(
+    change, difference, copy
+):
+    for path in copy.glob("rank-*"):
+        path.unlink()
+    message = rf"manifest\.json is not of this specification \({difference}\); delete it or write"
+    with pytest.raises(ContainerError, match=message):
+        write_container(copy, replace(SPEC, **change), _source)
+    assert [path.name for path in copy.iterdir()] == ["manifest.json"]
+
+
+def _stop_halfway(folder):
     def source(rank, name, start):
         yield from _source(rank, name, start)
         raise Killed
 
     with pytest.raises(Killed):
-        write_container(tmp_path, SPEC, source, WriteOptions(sync_bytes=1))
+        write_container(folder, SPEC, source, WriteOptions(sync_bytes=1))
+
+
+def test_an_unfinished_file_of_another_specification_is_not_continued(tmp_path):
+    _stop_halfway(tmp_path)
     other = Spec("beef", SPEC.mesh, "bf16", SPEC.tensors)
     with pytest.raises(ContainerError, match="partial is not of this specification"):
         write_container(tmp_path, other, _source)

@@ -8,7 +8,7 @@ from pathlib import Path
 from kda_mla_kernels.checkpoint import Checkpoint, open_checkpoint
 from kda_mla_kernels.errors import CheckpointError
 from vmem_pool import ContainerError
-from vmem_pool.container import open_container
+from vmem_pool.container import open_container, read_manifest
 
 from megakernel_kimi.container.opened import Converted, ConvertedFolder
 
@@ -31,9 +31,10 @@ def open_source(
     folder = Path(checkpoint).expanduser()
     if _is_converted(folder):
         return ConvertedFolder(folder)
-    if any(folder.glob("rank-*.partial")):
+    if _is_unfinished(folder):
         raise CheckpointError(
-            f"{folder} holds an unfinished conversion; run the same conversion again to finish it"
+            f"{folder} holds an unfinished conversion; run the same conversion again to finish it:"
+            f" python -m megakernel_kimi.convert CHECKPOINT {folder} --ranks N"
         )
     return open_checkpoint(checkpoint, revision, progress=progress)
 
@@ -78,3 +79,13 @@ def find_converted(checkpoint: str | Path, weights: str | Path = "auto") -> Conv
 
 def _is_converted(folder: Path) -> bool:
     return (folder / MANIFEST).is_file() and any(folder.glob("rank-*.safetensors"))
+
+
+def _is_unfinished(folder: Path) -> bool:
+    if any(folder.glob("rank-*.safetensors*")):
+        return True
+    try:
+        read_manifest(folder)
+    except ContainerError:  # none, or that of something else
+        return False
+    return True

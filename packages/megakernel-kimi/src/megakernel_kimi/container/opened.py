@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, get_args
 
 from kda_mla_kernels.checkpoint import Checkpoint
 from kda_mla_kernels.checkpoint.folder import read_json
@@ -92,7 +92,8 @@ class Converted:
 
     @property
     def expert_form(self) -> ExpertForm:
-        return cast(ExpertForm, self.spec.metadata["expert_form"])
+        named = {form: form for form in get_args(ExpertForm)}
+        return named[self.spec.metadata["expert_form"]]
 
     @property
     def numerics(self) -> str:
@@ -108,11 +109,12 @@ class Converted:
         """
         try:
             own = Choices("megakernel", self.numerics, self.expert_tp, self.expert_form)
-            int(self.spec.mesh["lanes"])
-        except (KeyError, TypeError, ValueError) as error:
+            _ = self.spec.mesh["lanes"], self.spec.metadata["origin"]  # which check() reads
+        except (KeyError, ValueError) as error:
+            why = f"{error} is missing or unknown" if isinstance(error, KeyError) else error
             raise CheckpointError(
-                f"the manifest of the weights in {self.place} is damaged ({error!r}); convert the"
-                " checkpoint again"
+                f"the manifest of the weights in {self.place} is damaged ({why}); delete it and"
+                " convert the checkpoint again"
             ) from None
         if self.spec.config_hash != config_hash(config):
             self._refuse("are those of a model with another configuration", "convert this one")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import filecmp
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +13,7 @@ import numpy as np
 from kda_mla_kernels.checkpoint import Checkpoint
 from kda_mla_kernels.errors import CheckpointError
 from vmem_pool import ContainerError
-from vmem_pool.container import WriteOptions, remaining_bytes, write_container
+from vmem_pool.container import WriteOptions, remaining_bytes, replacing, write_container
 
 from megakernel_kimi.checkpoint import check_tensors
 from megakernel_kimi.container.origin import origin_of
@@ -22,7 +22,7 @@ from megakernel_kimi.container.target import Target
 from megakernel_kimi.kernel.source import RankRows
 from megakernel_kimi.loading import RankReader
 
-__all__ = ["convert"]
+__all__ = ["check_folder", "convert"]
 
 COMPANIONS = ("*.json", "*.model", "*.jinja", "LICENSE*")
 """What a model needs beside its weights: configuration, tokenizer, defaults, and its licence."""
@@ -56,8 +56,7 @@ def convert(
     """
     where, layout = Path(folder).expanduser(), target.layout
     check_tensors(checkpoint, layout.config)
-    if where.exists() and where.samefile(checkpoint.folder):
-        raise CheckpointError(f"{where} is the checkpoint itself; convert it into another folder")
+    check_folder(where, checkpoint)
     spec = target.spec(origin_of(checkpoint, layout.config))
 
     shared = SharedReads(checkpoint)
@@ -78,12 +77,31 @@ def convert(
         raise CheckpointError(str(error)) from None
 
 
+def check_folder(folder: Path, checkpoint: Checkpoint) -> None:
+    """Makes sure that a conversion would overwrite nothing of another model.
+
+    Raises:
+        CheckpointError: the folder holds a checkpoint, or another configuration.
+    """
+    if folder.exists() and folder.samefile(checkpoint.folder):
+        raise CheckpointError(f"{folder} is the checkpoint itself; convert it into another folder")
+    weights = [*folder.glob("model*.safetensors"), *folder.glob("model.safetensors.index.json")]
+    if weights:
+        raise CheckpointError(
+            f"{folder} holds a checkpoint ({weights[0].name}); convert into a folder of its own"
+        )
+    ours, theirs = checkpoint.folder / "config.json", folder / "config.json"
+    if theirs.exists() and not filecmp.cmp(ours, theirs, shallow=False):
+        raise CheckpointError(
+            f"{theirs} is not that of the checkpoint; convert into a folder of its own"
+        )
+
+
 def _copy_companions(source: Path, folder: Path) -> None:
     """Each is either as it was or complete, whenever this is stopped."""
     folder.mkdir(parents=True, exist_ok=True)
     for pattern in COMPANIONS:
         for file in sorted(source.glob(pattern)):
             if file.name not in NOT_COMPANIONS:
-                unfinished = folder / f"{file.name}.new"
-                shutil.copyfile(file, unfinished)
-                os.replace(unfinished, folder / file.name)
+                with replacing(folder / file.name) as unfinished:
+                    shutil.copyfile(file, unfinished)

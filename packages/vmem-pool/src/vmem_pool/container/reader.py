@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from vmem_pool.container.files import digest
-from vmem_pool.container.manifest import FileEntry, Manifest, read_manifest
-from vmem_pool.container.spec import Spec
+from vmem_pool.container.manifest import REMEDY, FileEntry, Manifest, read_manifest
+from vmem_pool.container.spec import Spec, spell
 from vmem_pool.errors import ContainerError
 
 __all__ = ["Container", "Expected", "Verify", "open_container"]
@@ -102,7 +102,7 @@ def open_container(
 def _compare(folder: Path, spec: Spec, expected: Expected) -> None:
     pairs = {
         "configuration": (spec.config_hash, expected.config_hash),
-        "mesh": (_spell(spec.mesh), expected.mesh and _spell(expected.mesh)),
+        "mesh": (spell(spec.mesh), expected.mesh and spell(expected.mesh)),
         "quantisation": (spec.quantisation, expected.quantisation),
     }
     for name, (found, wanted) in pairs.items():
@@ -115,16 +115,14 @@ def _compare(folder: Path, spec: Spec, expected: Expected) -> None:
 def _check_file(folder: Path, spec: Spec, entry: FileEntry, verify: Verify) -> None:
     path = folder / entry.name
     if not path.exists():
-        raise ContainerError(f"{path} is missing")
+        raise ContainerError(f"{path} is missing; convert the weights again")
     size = path.stat().st_size
     if size != entry.bytes or size != spec.file_bytes:
-        raise ContainerError(f"{path} has {size} bytes instead of {entry.bytes}")
+        raise ContainerError(f"{path} has {size} bytes instead of {entry.bytes}; {REMEDY}")
     with path.open("rb") as file:
         if file.read(len(spec.header)) != spec.header:
-            raise ContainerError(f"{path} has a header that is not that of the manifest")
+            raise ContainerError(f"{path} has a header that is not that of the manifest; {REMEDY}")
     if verify is Verify.FULL and digest(path).hexdigest() != entry.sha256:
-        raise ContainerError(f"{path} is damaged: its SHA-256 is not that of the manifest")
-
-
-def _spell(mesh: Mapping[str, int]) -> str:
-    return ",".join(f"{axis}={size}" for axis, size in mesh.items())
+        raise ContainerError(
+            f"{path} is damaged: its SHA-256 is not that of the manifest; {REMEDY}"
+        )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -18,13 +19,15 @@ from numpy.typing import DTypeLike
 
 from vmem_pool.errors import ContainerError
 
-__all__ = ["ALIGNMENT", "FORMAT", "VERSION", "Spec", "Tensor", "file_name"]
+__all__ = ["ALIGNMENT", "FORMAT", "VERSION", "Spec", "Tensor", "file_name", "spell"]
 
 FORMAT = "vmem-pool container"
 VERSION = 1
 """Of the layout of files and manifest. A reader refuses every other."""
 ALIGNMENT = 4096
 """The data of a file begins at a multiple of this, so that mapped memory is aligned."""
+MAX_HEADER = 100 << 20
+"""Longer ones safetensors refuses too."""
 
 # Names in the header of a safetensors file.
 CODES: Mapping[np.dtype, str] = MappingProxyType(
@@ -168,16 +171,64 @@ class Spec:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Spec:
-        """The inverse of :meth:`to_json`."""
-        return cls(
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            KeyError, TypeError, ValueError: what is stored is not what it made.
+        """
+        spec = cls(
             config_hash=stored["config_hash"],
             mesh={axis: size for axis, size in stored["mesh"]},
             quantisation=stored["quantisation"],
             tensors=tuple(
                 Tensor(name, tuple(shape), DTYPES[code]) for name, code, shape in stored["tensors"]
             ),
-            metadata=stored["metadata"],
+            metadata=dict(stored["metadata"]),
         )
+        texts = (spec.config_hash, spec.quantisation, *spec.mesh, *spec.metadata.values())
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("a name that is not text")
+        if not all(type(size) is int for size in spec.mesh.values()):
+            raise TypeError("a size of the mesh that is not a whole number")
+        return spec
+
+    def differences(self, wanted: Spec) -> str:
+        """What distinguishes this specification from another, for a message."""
+        pairs = {
+            "mesh": (spell(self.mesh), spell(wanted.mesh)),
+            "quantisation": (self.quantisation, wanted.quantisation),
+            "configuration": (self.config_hash, wanted.config_hash),
+        }
+        for name in {**self.metadata, **wanted.metadata}:
+            pairs[name] = (self.metadata.get(name, "none"), wanted.metadata.get(name, "none"))
+        found = [
+            f"{name} {ours}, not {theirs}" if len(ours + theirs) < 100 else f"another {name}"
+            for name, (ours, theirs) in pairs.items()
+            if ours != theirs
+        ]
+        return " and ".join(found[:2]) or "other tensors"
+
+    def other_tensor(self, path: Path) -> str:
+        """What distinguishes the tensors of a file, for a message; nothing if it is damaged."""
+        try:
+            with path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                stored = json.loads(file.read(min(size, MAX_HEADER)))
+            found = {tensor: stored[tensor.name] for tensor in self.tensors}
+            for tensor, entry in found.items():  # the more telling of both first
+                if entry["dtype"] != tensor.code:
+                    return f"{tensor.name} is {entry['dtype']}, not {tensor.code}"
+            for tensor, entry in found.items():
+                if tuple(entry["shape"]) != tensor.shape:
+                    return f"{tensor.name} is {tuple(entry['shape'])}, not {tensor.shape}"
+        except (ValueError, KeyError, TypeError, RecursionError):
+            pass
+        return ""
+
+
+def spell(mesh: Mapping[str, int]) -> str:
+    """A mesh in a message."""
+    return ",".join(f"{axis}={size}" for axis, size in mesh.items())
 
 
 def file_name(rank: int) -> str:

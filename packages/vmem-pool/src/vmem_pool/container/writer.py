@@ -8,7 +8,8 @@ Files of a rank while it is written, each of which is replaced as a whole or onl
     rank-00003.safetensors           the finished file, by renaming
 
 A killed writer loses at most what it wrote since the last entry of the journal; the next one cuts
-the torn end off, so that the finished bytes do not depend on when it was killed.
+the torn end off, so that the finished bytes do not depend on when it was killed. Who writes a rank
+holds a lock on the first of these files, which dies with the process.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from typing import BinaryIO, TypeAlias
 import numpy as np
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from vmem_pool.container.files import digest, replace_text, sync_folder
-from vmem_pool.container.manifest import MANIFEST, FileEntry, Manifest
+from vmem_pool.container.files import digest, locked, read_json, replace_text, sync_folder
+from vmem_pool.container.manifest import MANIFEST, SHA256, FileEntry, Manifest, read_manifest
 from vmem_pool.container.spec import Spec, Tensor, file_name
 from vmem_pool.errors import ContainerError
 
@@ -37,6 +38,8 @@ __all__ = ["Source", "WriteOptions", "remaining_bytes", "write_container"]
 Source: TypeAlias = Callable[[int, str, int], Iterable[np.ndarray]]
 """From rank, tensor name and first row to arrays ``[n, ...]`` that follow one another to the end.
 It must give the same values every time."""
+
+ANEW = "delete it to write its rank anew"
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,9 @@ def write_container(
     manifest is written, which makes the container readable.
 
     Raises:
-        ContainerError: too little space, files of another specification in the folder, a rank
-            outside the mesh, or arrays that are not what the specification says.
+        ContainerError: too little space, damaged files or those of another specification in the
+            folder, a rank that is outside the mesh or that another process is writing, or arrays
+            that are not what the specification says.
     """
     chosen, where = options or WriteOptions(), Path(folder)
     ranks = _ranks(spec, chosen)
@@ -118,9 +122,13 @@ def remaining_bytes(folder: str | Path, spec: Spec, ranks: Sequence[int] | None 
     """Bytes that :func:`write_container` has still to write; writes nothing.
 
     Raises:
-        ContainerError: files of another specification in the folder.
+        ContainerError: damaged files, or those of another specification, in the folder.
     """
     where = Path(folder)
+    if (where / MANIFEST).exists():
+        stored = read_manifest(where).spec
+        if stored.fingerprint != spec.fingerprint:
+            raise _foreign(where / MANIFEST, stored.differences(spec))
     chosen = range(spec.num_ranks) if ranks is None else ranks
     writers = [_RankWriter(where, spec, rank, 1, lambda n: None) for rank in chosen]
     return sum(spec.file_bytes - writer.durable_bytes() for writer in writers)
@@ -144,28 +152,53 @@ class _RankWriter:
             with self.final.open("rb") as file:
                 same = file.read(len(self.spec.header)) == self.spec.header
             if not same or self.final.stat().st_size != self.spec.file_bytes:
-                raise self._foreign(self.final)
+                raise _foreign(self.final, self.spec.other_tensor(self.final))
             return self.spec.file_bytes
-        if not (self.journal.exists() and self.partial.exists()):
+        try:
+            written, entry = self.partial.stat().st_size, read_json(self.journal, ANEW)
+        except FileNotFoundError:
             return 0
-        entry = json.loads(self.journal.read_text(encoding="utf-8"))
-        if entry["layout"] != self.spec.fingerprint:
-            raise self._foreign(self.partial)
-        return int(entry["bytes"]) if entry["bytes"] <= self.partial.stat().st_size else 0
+        match entry:
+            case {"layout": str(layout), "bytes": int(durable)}:
+                if layout != self.spec.fingerprint:
+                    raise _foreign(self.partial, self.spec.other_tensor(self.partial))
+                if len(self.spec.header) <= durable <= self.spec.file_bytes:
+                    return durable if durable <= written else 0
+        raise ContainerError(f"{self.journal} is damaged; {ANEW}")
 
     def __enter__(self) -> _RankWriter:
         """Goes back to what is on disk for certain."""
-        self._done = self._synced = self.durable_bytes()
-        self.advance(self._done)
         self._file: BinaryIO | None = None
         if not self.final.exists():
-            self.partial.touch()
-            os.truncate(self.partial, self._done)
-            self._hashed = digest(self.partial, self._done)
             self._file = self.partial.open("ab")
-            if not self._done:
-                self._put(memoryview(self.spec.header))
+        try:
+            self._begin()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
+
+    def _begin(self) -> None:
+        """Locks the file, and cuts off what a killed process left behind."""
+        if self._file is not None and not locked(self._file):
+            raise ContainerError(
+                f"another process is writing rank {self.rank} of {self.final.parent}"
+            )
+        self._done = self._synced = self.durable_bytes()
+        self.advance(self._done)
+        if self._file is None:
+            return
+        if self.final.exists():  # finished by another process before the file was locked
+            self._file.close()
+            self._file = None
+            self.partial.unlink(missing_ok=True)
+            return
+        for left in self.final.parent.glob(f"{self.final.stem}.*.new"):  # by a killed process
+            left.unlink(missing_ok=True)
+        self._file.truncate(self._done)
+        self._hashed = digest(self.partial, self._done)
+        if not self._done:
+            self._put(memoryview(self.spec.header))
 
     def __exit__(self, *error: object) -> None:
         if self._file is not None:
@@ -187,10 +220,10 @@ class _RankWriter:
         """Renames, when every tensor is written."""
         if self._file is not None:
             self._sync()
-            self._file.close()
             replace_text(self.checksum, f"{self._hashed.hexdigest()}  {self.final.name}\n")
             os.replace(self.partial, self.final)
             sync_folder(self.final.parent)
+            self._file.close()  # and with it the lock
         self.journal.unlink(missing_ok=True)
 
     def _put(self, piece: memoryview) -> None:
@@ -226,8 +259,12 @@ class _RankWriter:
         if row < tensor.shape[0]:
             raise ContainerError(f"{where} ends after {row} of its {tensor.shape[0]} rows")
 
-    def _foreign(self, path: Path) -> ContainerError:
-        return ContainerError(f"{path} is not of this specification; delete it or write elsewhere")
+
+def _foreign(path: Path, why: str) -> ContainerError:
+    told = f" ({why})" if why else ""
+    return ContainerError(
+        f"{path} is not of this specification{told}; delete it or write elsewhere"
+    )
 
 
 def _ranks(spec: Spec, options: WriteOptions) -> Sequence[int]:
@@ -243,11 +280,19 @@ def _finish(folder: Path, spec: Spec) -> None:
     files = [folder / file_name(rank) for rank in range(spec.num_ranks)]
     if not all(file.exists() for file in files):
         return
-    entries = []
-    for file in files:
-        checksum = file.with_suffix(".sha256").read_text(encoding="utf-8").split()[0]
-        entries.append(FileEntry(file.name, spec.file_bytes, checksum))
-    replace_text(folder / MANIFEST, Manifest(spec, tuple(entries)).to_text())
+    entries = tuple(FileEntry(file.name, spec.file_bytes, _checksum(file)) for file in files)
+    replace_text(folder / MANIFEST, Manifest(spec, entries).to_text())
+
+
+def _checksum(file: Path) -> str:
+    """What was noted when a file was finished."""
+    path = file.with_suffix(".sha256")
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if not (found := SHA256.match(text)):
+        raise ContainerError(
+            f"{path} is missing or damaged; delete {file.name} and convert the weights again"
+        )
+    return found[0]
 
 
 @contextmanager

@@ -43,7 +43,7 @@ class Case:
 CASES = (
     Case("decode_1_row", 1),
     Case("decode_1_row_8_steps", 1, slow=True),
-    Case("decode_8_rows", 8, slow=True),
+    Case("decode_8_rows", 8),
     Case("decode_16_rows", 16),
     Case("verify_8_tokens", 1, tokens=8, kernels=1, slow=True),
     Case("decode_8_rows_of_a_million_on_8_holders", 8, slow=True),

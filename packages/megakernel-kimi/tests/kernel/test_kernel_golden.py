@@ -31,7 +31,7 @@ def run_block(model, tokens):
 
 @pytest.fixture(
     scope="module",
-    params=[1, pytest.param(2, marks=pytest.mark.slow), 8],
+    params=[1, 2, 8],
     ids=lambda ranks: f"{ranks} ranks",
 )
 def block(request, load_kernel, golden):

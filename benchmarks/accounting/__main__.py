@@ -66,16 +66,16 @@ def _parser() -> argparse.ArgumentParser:
 def _cases(chosen: argparse.Namespace, config: dict[str, Any]) -> list[Case]:
     def case(sequences: int, tokens: int, accepted: int) -> Case:
         return Case(
-            sequences,
-            tokens,
-            chosen.position,
-            accepted,
-            chosen.context,
-            chosen.topology or FAMILIES[chosen.model].topology,
-            config,
-            chosen.model,
-            chosen.experts,
-            chosen.holders,
+            sequences=sequences,
+            tokens=tokens,
+            position=chosen.position,
+            accepted=accepted,
+            context=chosen.context,
+            topology=chosen.topology or FAMILIES[chosen.model].topology,
+            config=config,
+            family=chosen.model,
+            form=chosen.experts,
+            holders=chosen.holders,
         )
 
     decode = [case(rows, 1, 1) for rows in chosen.rows]

@@ -88,8 +88,19 @@ def _table(chosen: argparse.Namespace) -> Table:
     name, rows = chosen.model, chosen.rows
 
     def held(row_count: int, context: int) -> Held:
-        sizes = row_count, 1, 0, 1, context, FAMILIES[name].topology
-        return held_bytes(Case(*sizes, {}, name, chosen.experts, chosen.holders))
+        case = Case(
+            sequences=row_count,
+            tokens=1,
+            position=0,
+            accepted=1,
+            context=context,
+            topology=FAMILIES[name].topology,
+            config={},
+            family=name,
+            form=chosen.experts,
+            holders=chosen.holders,
+        )
+        return held_bytes(case)
 
     first = held(rows[0], chosen.contexts[0])
     table = Table(

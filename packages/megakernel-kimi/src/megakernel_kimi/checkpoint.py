@@ -19,6 +19,7 @@ from megakernel_kimi.config import KimiConfig
 from megakernel_kimi.tensors import (
     PREFIX,
     TensorSpec,
+    dense_tensors,
     expert_tensors,
     global_tensors,
     layer_tensors,
@@ -41,10 +42,7 @@ def check_tensors(checkpoint: Checkpoint, config: KimiConfig) -> None:
     Raises:
         CheckpointError: names the first problems and counts the rest.
     """
-    dense = global_tensors(config)
-    for layer in range(config.num_hidden_layers):
-        dense |= layer_tensors(config, layer)
-    _require(checkpoint, dense)
+    _require(checkpoint, dense_tensors(config))
     # Routers have shown a wrong number of experts before so many names are listed.
     experts = ((layer, e) for layer in config.moe_layers for e in range(config.num_experts))
     _require(checkpoint, {n: s for at in experts for n, s in expert_tensors(config, *at).items()})

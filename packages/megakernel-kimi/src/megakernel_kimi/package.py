@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -20,7 +19,6 @@ from kda_mla_kernels.backend import (
     choose_devices,
     chosen_kernel,
     held_dtype,
-    interpreter_for,
     progress_bar,
     whole_number,
 )
@@ -125,18 +123,12 @@ def load(
         CheckpointError, ConfigError: also where converted weights are damaged, or were converted
             from another checkpoint or for something else than what is asked for.
     """
-    if not isinstance(weights, str | PathLike):
-        raise ConfigError(f"weights {weights!r} must name a folder, or be 'auto'")
     # First, since a repository may have terabytes to download.
     converted = find_converted(checkpoint, weights)
     opened = open_source(checkpoint, revision, progress=progress)
     config = KimiConfig.from_dict(opened.config)
     ranks = choose_devices(devices)
-    if expert_tp is not None:
-        expert_tp = whole_number("expert_tp", expert_tp)
-    if expert_form not in (None, *get_args(ExpertForm)):
-        raise ConfigError(f"expert_form {expert_form!r} must be one of {get_args(ExpertForm)}")
-    choices = Choices(backend, numerics, expert_tp, expert_form)
+    choices = _asked(backend, numerics, expert_tp, expert_form)
     if converted is not None:
         choices = converted.decide(config, len(ranks), choices)
     elif isinstance(opened, Checkpoint):
@@ -184,6 +176,17 @@ def load(
     return BackendModel(info, generation, chat_format, control, loaded, programs)
 
 
+def _asked(
+    backend: str, numerics: str, expert_tp: int | None, expert_form: ExpertForm | None
+) -> Choices:
+    """What converted weights may complete."""
+    if expert_tp is not None:
+        expert_tp = whole_number("expert_tp", expert_tp)
+    if expert_form not in (None, *get_args(ExpertForm)):
+        raise ConfigError(f"expert_form {expert_form!r} must be one of {get_args(ExpertForm)}")
+    return Choices(backend, numerics, expert_tp, expert_form)
+
+
 def _details(layout: KimiLayout, form: ExpertForm) -> tuple[tuple[str, str], ...]:
     """What was chosen beside the ranks, for people."""
     over = f"dealt out to {layout.holders} ranks" if layout.split else "on every rank"
@@ -220,14 +223,7 @@ class _Source:
             weights = load_kernel_weights(
                 self.checkpoint, self.layout, model.expert_shape, self.mesh, self.held, self.track
             )
-        programs = KernelPrograms.of(
-            self.options,
-            self.mesh,
-            rank=self._rank,
-            model=model,
-            interpret=interpreter_for(self.mesh),
-        )
-        return weights, programs
+        return weights, KernelPrograms.of(self.options, self.mesh, rank=self._rank, model=model)
 
     @property
     def _rank(self) -> Rank:

@@ -19,6 +19,7 @@ __all__ = [
     "TensorSpec",
     "active_parameters",
     "count_parameters",
+    "dense_tensors",
     "expert_tensors",
     "global_tensors",
     "layer_tensors",
@@ -164,6 +165,14 @@ def expert_tensors(config: KimiConfig, layer: int, expert: int) -> dict[str, Ten
     return specs
 
 
+def dense_tensors(config: KimiConfig) -> dict[str, TensorSpec]:
+    """All text tensors but those of routed experts."""
+    specs = global_tensors(config)
+    for layer in range(config.num_hidden_layers):
+        specs |= layer_tensors(config, layer)
+    return specs
+
+
 def tensors(config: KimiConfig) -> Iterator[tuple[str, TensorSpec]]:
     """Every text tensor with its name, layer by layer."""
     yield from global_tensors(config).items()
@@ -186,9 +195,7 @@ def active_parameters(config: KimiConfig) -> int:
 
 
 def _count(config: KimiConfig, experts: int) -> ParameterCounts:
-    dense = list(global_tensors(config).values())
-    for layer in range(config.num_hidden_layers):
-        dense += layer_tensors(config, layer).values()
+    dense = dense_tensors(config).values()
     expert = 3 * config.routed_expert_hidden_size * config.moe_intermediate_size
     return ParameterCounts(
         mxfp4=len(config.moe_layers) * experts * expert,

@@ -20,7 +20,6 @@ from kda_mla_kernels.backend import (
     choose_devices,
     chosen_kernel,
     held_dtype,
-    interpreter_for,
     progress_bar,
 )
 from kda_mla_kernels.block import Block
@@ -165,14 +164,7 @@ class _Source:
         weights = load_kernel_weights(
             self.checkpoint, self.layout, self.mesh, self.held, self.track
         )
-        programs = KernelPrograms.of(
-            self.options,
-            self.mesh,
-            rank=self._rank,
-            model=model,
-            interpret=interpreter_for(self.mesh),
-        )
-        return weights, programs
+        return weights, KernelPrograms.of(self.options, self.mesh, rank=self._rank, model=model)
 
     @property
     def _rank(self) -> Rank:

@@ -41,8 +41,8 @@ class Split:
     """Positions dealt out to ranks block by block, so that shares stay equal as a context grows.
 
     Slot ``i · block + j`` of rank r holds position ``(i · ranks + r) · block + j``. All methods but
-    :meth:`where` take and give positions *counted* from the rank's first one, ``r · block``, which
-    may be negative; ``where`` makes them.
+    :meth:`where` and :meth:`counted`, which make them, take and give positions *counted* from the
+    rank's first one, ``r · block``; they may be negative.
 
     Attributes:
         block: consecutive positions of a rank, a multiple of 128.
@@ -69,7 +69,11 @@ class Split:
 
     def where(self, at: Where, rank: Any) -> Where:
         """Sequences with counted positions, for a rank's kernels: arrays outside a kernel."""
-        return Where(at.rows, at.positions - rank * self.block)
+        return Where(at.rows, self.counted(at.positions, rank))
+
+    def counted(self, positions: Any, rank: Any) -> Any:
+        """Positions counted from the rank's first one."""
+        return positions - rank * self.block
 
     def position(self, slot: Any) -> Any:
         """Counted position of a slot; not for kernels, since it divides."""

@@ -36,25 +36,20 @@ class Checks:
     def usable(self, state: Any) -> None:
         if state.caches.delta.is_deleted():
             raise ValueError("this state was consumed by an earlier call; use what that returned")
-        programs = self.programs
-        expected = (programs.mesh.size, programs.rows, self._slots)
+        programs, expected_caches = self.programs, self.programs.rank_caches
+        expected = (programs.mesh.size, programs.rows, expected_caches.slots)
         ranks, _, rows = state.caches.delta.shape[:3]
         found = (ranks, rows, state.caches.slots)
         if found != expected:
             raise ValueError(
                 f"this state has ranks, rows and slots {found}; the model has {expected}"
             )
-        if not _alike(state.caches, programs.cache_shapes()):
+        if not _alike(state.caches, expected_caches):
             raise ValueError("this state is of a model that was loaded with other options")
-
-    @property
-    def _slots(self) -> int:
-        """Of one rank."""
-        return self.programs.rank_slots(self.programs.slots)
 
     def snapshot(self, state: Any, snap: Any) -> None:
         caches = state.caches
-        fits = _alike(snap, caches) and snap.slots <= self._slots
+        fits = _alike(snap, caches) and snap.slots <= caches.slots
         if fits:
             axes = jax.tree.leaves(caches.position_axes())
             pairs = zip(jax.tree.leaves(snap), jax.tree.leaves(caches), axes, strict=True)

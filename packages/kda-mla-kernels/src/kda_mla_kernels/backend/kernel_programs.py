@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 from tpu_collectives.interpreter import quicken_interpreter
 
+from kda_mla_kernels.backend.options import LoadOptions
 from kda_mla_kernels.backend.programs import Fed, Programs
 from kda_mla_kernels.backend.ranks import SPLIT, WHOLE
 from kda_mla_kernels.backend.step_plan import CANDIDATES
@@ -88,6 +89,11 @@ class StepResult(Protocol):
 
 class KernelPrograms(Programs):
     """The programs, given the step and the commit; stands before the XLA programs of a model."""
+
+    @classmethod
+    def of(cls, options: LoadOptions, mesh: Mesh, **model: Any) -> Self:
+        """See the base class; how kernels run follows from the devices."""
+        return super().of(options, mesh, interpret=interpreter_for(mesh), **model)
 
     @abstractmethod
     def plan(self, block: Block, candidates: int = 0) -> Any:

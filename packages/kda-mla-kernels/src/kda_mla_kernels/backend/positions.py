@@ -34,11 +34,11 @@ class HeldPositions:
 
     def counted(self, positions: Any) -> Any:
         """Positions counted from the first one that this rank holds."""
-        return positions if self.split is None else positions - self.holder * self.split.block
+        return positions if self.split is None else self.split.counted(positions, self.holder)
 
     def where(self, at: Where) -> Where:
         """Sequences with positions counted from the first one that this rank holds."""
-        return Where(at.rows, self.counted(at.positions))
+        return at if self.split is None else self.split.where(at, self.holder)
 
     def slots(self, positions: jax.Array) -> jax.Array:
         """The slot of each position, -1 where another rank holds it."""

@@ -112,6 +112,11 @@ class Programs(ABC):
     def no_records(self, batch: Batch) -> Any:
         """Replay records that no layer has written yet."""
 
+    @cached_property
+    def rank_caches(self) -> DeltaCaches:
+        """:meth:`cache_shapes`, for what every call compares with."""
+        return self.cache_shapes()
+
     def rank_slots(self, slots: int) -> int:
         """Slots of a rank's caches, where a row has so many positions; as many, unless a model
         deals positions out to ranks."""

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from kda_mla_kernels.checkpoint import Checkpoint, open_checkpoint
-from kda_mla_kernels.errors import CheckpointError
+from kda_mla_kernels.errors import CheckpointError, ConfigError
 from vmem_pool import ContainerError
 from vmem_pool.container import open_container, read_manifest
 
@@ -49,7 +49,10 @@ def find_converted(checkpoint: str | Path, weights: str | Path = "auto") -> Conv
 
     Raises:
         CheckpointError: there is no such folder, or it holds no container, or a damaged one.
+        ConfigError: ``weights`` is no name.
     """
+    if not isinstance(weights, str | os.PathLike):
+        raise ConfigError(f"weights {weights!r} must name a folder, or be 'auto'")
     folder, named = weights, ""
     if weights == "auto" and _is_converted(Path(checkpoint).expanduser()):
         folder = checkpoint

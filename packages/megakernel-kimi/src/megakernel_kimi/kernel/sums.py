@@ -69,18 +69,18 @@ class ExpertSums:
         return self._host.scratch(), self._lane.scratch()
 
     def start(
-        self, refs: tuple[Any, Any], routed: jax.Array | None, shared: jax.Array | None, use: Any
+        self, refs: tuple[Any, Any], routed: jax.Array | None, shared: jax.Array, use: Any
     ) -> Underway:
         """Sends this rank's part within the host.
 
         Args:
-            routed: f32 [P, C]. shared: f32 [P, D], of which lane l gets the l-th run of columns.
-                What has no columns here is None.
+            routed: f32 [P, C], or None if it has no columns here.
+            shared: f32 [P, D], of which lane l gets the l-th run of columns.
             use: i32, number of this use of ``refs``.
         """
-        whole, parts = self._sent(routed), self._parts(self._sent(shared))
-        blocks = [[x for x in (whole, part) if x is not None] for part in parts]
-        stacked = jnp.stack([jnp.concatenate(block, axis=1) for block in blocks])
+        whole = [] if routed is None else [self._sent(routed)]
+        parts = self._parts(self._sent(shared))
+        stacked = jnp.stack([jnp.concatenate([*whole, part], axis=1) for part in parts])
         return Underway(refs, use, self._host.start(refs[0], stacked, use))
 
     def advance(self, sums: Underway) -> Underway:
@@ -94,13 +94,11 @@ class ExpertSums:
         total = self.block.pad(self._summed(self._lane, sums.handle).astype(jnp.float32))
         return total[:, : self.routed], total[:, self.routed :]
 
-    def _sent(self, part: jax.Array | None) -> jax.Array | None:
-        return None if part is None else part[: self.block.rows].astype(self.wire_dtype)
+    def _sent(self, part: jax.Array) -> jax.Array:
+        return part[: self.block.rows].astype(self.wire_dtype)
 
-    def _parts(self, shared: jax.Array | None) -> list[jax.Array | None]:
+    def _parts(self, shared: jax.Array) -> list[jax.Array]:
         """[rows, shared] of each lane, the last padded."""
-        if shared is None:
-            return [None] * self._host.members
         missing = self._host.members * self.shared - shared.shape[1]
         if missing:
             empty = jnp.zeros((len(shared), missing), shared.dtype)
